@@ -56,7 +56,7 @@ def read_video(file: BinaryIO, canvas: Canvas) -> Frames:
     with _open(file, canvas.limits) as container:
         stream = _video_stream(container, canvas.limits)
         timeline = timeline_of_packets(container, stream, canvas.limits, is_cut=is_cut)
-        notes = _notes(timeline, num_stored if is_cut else 0)
+        notes = _notes(timeline, num_stored if is_cut else None)
         with contextlib.suppress(SeekError):
             frames = _read(seek_frames, container, stream, timeline, canvas)
             return replace(frames, notes=notes)
@@ -65,16 +65,19 @@ def read_video(file: BinaryIO, canvas: Canvas) -> Frames:
         return replace(_read(all_frames, container, stream, timeline, canvas), notes=notes)
 
 
-def _notes(timeline: PresentationTimes, num_stored: int) -> tuple[str, ...]:
+def _notes(timeline: PresentationTimes, num_stored: int | None) -> tuple[str, ...]:
     """Says what of the file cannot be used. ``num_stored`` are the frames in the index of a file
-    that is cut off; raises MediaError if less than half of them are there."""
+    that is cut off (0 in one of fragments); raises MediaError if less than half of them are there.
+    """
     notes = []
     if timeline.num_undecodable:
         notes.append(
             f"the first {timeline.undecodable_s:.1f} s of the video cannot be decoded, because its "
             "first key frame comes after them"
         )
-    if num_stored:
+    if num_stored == 0:
+        notes.append("the file is cut off; what is there is used")
+    elif num_stored is not None:
         found = len(timeline.ticks) + timeline.num_undecodable
         if found < num_stored / 2:
             raise MediaError(

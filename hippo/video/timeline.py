@@ -126,7 +126,7 @@ def timeline_of_packets(
         )
     ticks.sort()
     keys.sort()
-    num_before = bisect.bisect_left(ticks, keys[0]) if keys else 0
+    num_before = bisect.bisect_left(ticks, keys[0]) if keys and keys[0] <= ticks[-1] else 0
     before_s = (ticks[num_before] - ticks[0]) * stream.time_base if num_before else 0
     timeline = _timeline(ticks[num_before:], keys, clock.segments[-1].last_duration, stream)
     return replace(

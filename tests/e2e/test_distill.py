@@ -9,7 +9,6 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-import torch
 
 from hippo.cli import main
 from hippo.cli.distill_run import Distillation
@@ -18,15 +17,7 @@ from hippo.distill.training import read_state
 from hippo.models.checkpoint import find_checkpoint
 from tests.support.families import write_family
 from tests.support.random_draft import write_random_draft
-
-
-@pytest.fixture(scope="module", autouse=True)
-def one_thread() -> Iterator[None]:
-    """The training is no faster with more threads, which would take cores from other tests."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
+from tests.support.threads import one_thread as one_thread
 
 
 @pytest.fixture(scope="module")

@@ -6,9 +6,9 @@ import threading
 from collections.abc import Iterator
 
 import pytest
-import torch
 
 from tests.support.pairs import Pair, load
+from tests.support.threads import one_thread as one_thread
 from tests.support.zygote import Zygote
 
 
@@ -21,15 +21,6 @@ def _no_engine_thread_is_left() -> Iterator[None]:
         if thread.name == "device" or thread.name.startswith(("prepare", "masks"))
     ]
     assert not left, f"threads outlived their service: {left}"
-
-
-@pytest.fixture(scope="session", autouse=True)
-def one_thread() -> Iterator[None]:
-    """Small models are no faster with more threads, which would take cores from other tests."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 @pytest.fixture(scope="session")

@@ -73,7 +73,8 @@ def free_port() -> int:
 
 def _ports() -> Iterator[int]:
     """This worker's ports, again and again, from a place that differs between processes."""
-    first_of_kernel = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
+    ranges = Path("/proc/sys/net/ipv4/ip_local_port_range")  # elsewhere IANA's: from 49152 on
+    first_of_kernel = int(ranges.read_text().split()[0]) if ranges.exists() else 49_152
     worker = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
     num_workers = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
     ports = range(10_000 + worker, max(first_of_kernel, 20_000), num_workers)

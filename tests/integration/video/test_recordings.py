@@ -123,6 +123,21 @@ async def test_of_a_file_that_is_cut_off_behind_its_index_half_is_enough(
     assert "the file is cut off behind" in note and "of its 64 frames" in note
 
 
+async def test_fragments_that_are_cut_off_are_used_and_it_is_said(decoder: MediaDecoder) -> None:
+    data = clip(
+        "mp4",
+        "libx264",
+        num_frames=64,
+        options={"g": "8", "bf": "0"},
+        container_options={"movflags": "frag_keyframe+empty_moov"},
+    )
+    last = data.rindex(b"mdat")
+    found = await decoder.decode(Media(MediaKind.VIDEO, data[: last + 40]), FramePlan(fps=4.0))
+    shown = numbers(found)
+    assert 56 <= len(shown) < 64 and shown == [number % 16 for number in range(len(shown))]
+    assert found.notes == ("the file is cut off; what is there is used",)
+
+
 async def test_a_whole_file_has_no_notes(decoder: MediaDecoder) -> None:
     for container, codec, more in KINDS.values():
         data = clip(container, codec, **more)

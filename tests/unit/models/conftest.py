@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import NamedTuple
 
 import pytest
-import torch
 
 from hippo.models.base import VideoLanguageModel
 from hippo.models.loading import load_model
@@ -16,15 +15,7 @@ from hippo.models.plan import LoadPlan
 from tests.support.families import ALL_FAMILIES, write_family
 from tests.support.hub import HubServer
 from tests.support.reference import Reference
-
-
-@pytest.fixture(scope="session", autouse=True)
-def one_thread() -> Iterator[None]:
-    """Small models are no faster with more threads."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
+from tests.support.threads import one_thread as one_thread
 
 
 @pytest.fixture(scope="session")
