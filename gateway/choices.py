@@ -151,5 +151,5 @@ def _media_json(item: MediaUse) -> dict[str, Any]:
         "width": item.width,
         "height": item.height,
         "num_tokens": item.num_tokens,
-        **({"notes": list(item.notes)} if item.notes else {}),
+        "notes": list(item.notes),
     }

@@ -52,6 +52,10 @@ class MediaUsage(BaseModel):
     width: int = Field(description="Of a frame after resizing, in pixels.", examples=[448])
     height: int = Field(description="Of a frame after resizing, in pixels.", examples=[448])
     num_tokens: int = Field(description="Visual tokens.", examples=[4096])
+    notes: list[str] = Field(
+        description="What of the file could not be used, a sentence each.",
+        examples=[["the file is cut off behind 310 of its 480 frames"]],
+    )
 
 
 class PromptTokensDetails(BaseModel):

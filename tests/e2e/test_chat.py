@@ -204,6 +204,21 @@ def test_a_screen_recording_is_seen_as_it_was_on_the_screen(client: openai.OpenA
     assert [item["num_frames"] for item in media] == [8]
 
 
+def test_the_usage_says_what_of_a_file_could_not_be_used(client: openai.OpenAI) -> None:
+    options: dict[str, Any] = {
+        "options": {"g": "4", "bf": "0"},
+        "container_options": {"movflags": "faststart"},
+    }
+    whole = encode("mp4", "libx264", width=112, height=112, num_frames=32, **options)
+    for data, notes in (
+        (whole, []),
+        (whole[:-10], ["the file is cut off behind 31 of its 32 frames"]),
+    ):
+        completion = ask(client, data_url(data), max_tokens=1)
+        (media,) = completion.usage.prompt_tokens_details.model_extra["media"]
+        assert media["notes"] == notes
+
+
 def test_the_question_may_stand_before_the_video(client: openai.OpenAI, clip: Path) -> None:
     message = video_message(data_url(clip))
     message["content"].reverse()

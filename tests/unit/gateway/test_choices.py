@@ -134,11 +134,13 @@ async def test_each_is_counted_where_it_is() -> None:
 def test_the_usage_says_what_the_model_sees_of_the_media() -> None:
     scene = _Scene(2)
     assert scene.choices.usage["prompt_tokens_details"]["media"] == []
-    video = MediaUse(MediaKind.VIDEO, 32, 448, 252, 2304)
+    video = MediaUse(MediaKind.VIDEO, 32, 448, 252, 2304, notes=("the file is cut off",))
     prompt = PromptInfo(b"", 2400, 2304, media=(video, MediaUse(MediaKind.IMAGE, 1, 56, 28, 2)))
     scene.completions[1].record.target_prompt = prompt
     usage = UsageResponse.model_validate(scene.choices.usage)
+    sizes = ("num_frames", "width", "height", "num_tokens")
     assert usage.prompt_tokens_details.model_dump()["media"] == [
-        {"type": "video", "num_frames": 32, "width": 448, "height": 252, "num_tokens": 2304},
-        {"type": "image", "num_frames": 1, "width": 56, "height": 28, "num_tokens": 2},
+        {"type": "video", **dict(zip(sizes, (32, 448, 252, 2304), strict=True))}
+        | {"notes": ["the file is cut off"]},
+        {"type": "image", **dict(zip(sizes, (1, 56, 28, 2), strict=True)), "notes": []},
     ]
