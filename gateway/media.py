@@ -23,26 +23,28 @@ from hippo.local_files import LocalFiles, shorten
 from hippo.tasks import gather_or_cancel
 from hippo.tracing import span
 from hippo.types import Media, MediaKind
-from hippo.video.frame_list import MAX_LISTED_FRAMES, pack_frames
+from hippo.video.frame_list import MAX_LISTED_FRAMES, MAX_LISTED_S, pack_frames
 
-_TOLERATED_TYPES = ("", "application/octet-stream")
 _FRAMES_TYPE = "video/jpeg"
-_SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]{0,15}):")
+_SCHEME = re.compile(r"\s*([A-Za-z][A-Za-z0-9+.-]{0,15}):")
+_BASE64 = re.compile(r";\s*base64\s*,", re.IGNORECASE)  # types may have commas before it
+_MAX_HEADER_LENGTH = 1024  # of a data: URL
+_URL_SAFE = bytes.maketrans(b"-_", b"+/")
+_WHITE_SPACE = b" \t\r\n\f"
 
 
 @dataclass(frozen=True, slots=True)
 class FrameTimes:
-    """The times of a list of frames: ``indices`` (default 0, 1, 2, ...) over ``fps``.
-
-    Without ``duration_s``, the last frame lasts as long as the others on average.
-    """
+    """The times of a list of frames in the clip they come from, which lasts ``duration_s`` (None:
+    unknown): ``indices`` (default 0, 1, 2, ...) over ``fps``."""
 
     fps: float
     indices: tuple[int, ...] = ()
     duration_s: float | None = None
 
     def frame_seconds(self, num_frames: int) -> tuple[list[float], float]:
-        """Returns the time of each frame, from 0, and the duration, in seconds.
+        """Returns the time of each frame in the clip and the last one's end, in seconds; it lasts
+        as long as the others on average, or to the end of the clip.
 
         Raises InvalidRequestError if the indices or the duration do not fit the frames.
         """
@@ -53,17 +55,26 @@ class FrameTimes:
                 "one for each is needed",
                 param="media_io_kwargs.video.frames_indices",
             )
-        seconds = [(index - indices[0]) / self.fps for index in indices]
-        if self.duration_s is None:
-            mean = seconds[-1] / (num_frames - 1) if num_frames > 1 else 1 / self.fps
-            return seconds, seconds[-1] + mean
-        if self.duration_s <= seconds[-1]:
+        seconds = [index / self.fps for index in indices]
+        first, last = seconds[0], seconds[-1]
+        if last >= MAX_LISTED_S:
             raise InvalidRequestError(
-                f"the video lasts {self.duration_s:g} s, but its last frame comes "
-                f"{seconds[-1]:g} s after its first; give a longer duration or total_num_frames",
+                f"the last frame is {last:,.0f} s after the start of its video; frames up to "
+                f"{MAX_LISTED_S:,.0f} s can be sent: count from a later frame, or give the fps of "
+                "frames_indices",
+                param="media_io_kwargs.video.frames_indices",
+            )
+        end = last + ((last - first) / (num_frames - 1) if num_frames > 1 else 1 / self.fps)
+        if self.duration_s is None:
+            return seconds, end
+        if self.duration_s <= last:
+            raise InvalidRequestError(
+                f"the video lasts {self.duration_s:g} s, but its last frame is {last:g} s after "
+                "its start; give a longer duration or total_num_frames, or the fps of "
+                "frames_indices",
                 param="media_io_kwargs.video.duration",
             )
-        return seconds, self.duration_s
+        return seconds, min(end, self.duration_s)
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +90,7 @@ class MediaSource:
     @property
     def is_frame_list(self) -> bool:
         """Whether the item is a video given as a data: URL of JPEG frames."""
-        header = self.url[: len("data:") + len(_FRAMES_TYPE) + 1].lower()
+        header = self.url.lstrip()[: len("data:") + len(_FRAMES_TYPE) + 1].lower()
         is_listed = header.startswith(f"data:{_FRAMES_TYPE}") and header[-1] in ";,"
         return self.kind is MediaKind.VIDEO and is_listed
 
@@ -165,8 +176,9 @@ class MediaReader:
         return tuple(copied)
 
     async def _read_one(self, source: MediaSource, owner: str | None, room: MemoryRoom) -> Media:
-        found = _SCHEME.match(source.url)
-        scheme = found[1].lower() if found else ""
+        scheme = ""
+        if found := _SCHEME.match(source.url):
+            scheme, source = found[1].lower(), replace(source, url=source.url.strip())
         try:
             if scheme == "data":
                 data = await asyncio.to_thread(self._decode_data_url, source)
@@ -193,20 +205,13 @@ class MediaReader:
         return replace(media, uuid=source.uuid)
 
     def _decode_data_url(self, source: MediaSource) -> bytes:
-        header, comma, payload = source.url.partition(",")
-        expected = f"data:{source.kind.value}/...;base64,..."
-        if not comma:
-            raise MediaError(f"the data: URL has no comma before its data; expected {expected}")
-        media_type, *options = header[len("data:") :].split(";")
-        if "base64" not in (option.strip().lower() for option in options):
-            raise MediaError(f"the data: URL is not base64; expected {expected}")
-        media_type = media_type.strip().lower()
-        fits = media_type.startswith(f"{source.kind.value}/") or media_type in _TOLERATED_TYPES
-        if not fits:
+        mark = _BASE64.search(source.url, 0, _MAX_HEADER_LENGTH)
+        if mark is None:
+            problem = "is not base64" if "," in source.url else "has no comma before its data"
             raise MediaError(
-                f"the data: URL holds {media_type!r}, in a {source.kind.value}_url; "
-                f"expected {expected}"
+                f"the data: URL {problem}; expected data:{source.kind.value}/...;base64,..."
             )
+        payload = source.url[mark.end() :]
         # Clearly over the limit; the exact size is only known after decoding.
         if len(payload) // 4 * 3 > self._max_bytes * 1.1 + 64:
             raise self._too_large(source.kind.value)
@@ -288,18 +293,20 @@ def _frame_list(payload: str, times: FrameTimes) -> bytes:
         raise MediaError(
             f"the video has {num_frames} frames; at most {MAX_LISTED_FRAMES} can be sent"
         )
-    seconds, duration_s = times.frame_seconds(num_frames)
+    seconds, end_s = times.frame_seconds(num_frames)
     images = []
     for number, text in enumerate(payload.split(",")):
         image = _decode_base64(text, f"frame {number} of the video")
         if not image:
             raise MediaError(f"frame {number} of the video is empty (0 bytes)")
         images.append(image)
-    return pack_frames(images, seconds, duration_s=duration_s)
+    return pack_frames(images, seconds, end_s=end_s)
 
 
 def _decode_base64(text: str, name: str) -> bytes:
+    """Takes all forms that are in use: with line breaks, without padding, url-safe."""
     try:
-        return base64.b64decode(text, validate=True)
+        digits = text.encode("ascii").translate(_URL_SAFE, _WHITE_SPACE).rstrip(b"=")
+        return base64.b64decode(digits + b"=" * (-len(digits) % 4), validate=True)
     except (binascii.Error, ValueError) as error:
         raise MediaError(f"{name} is not valid base64: {error}") from None

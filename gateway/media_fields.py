@@ -85,8 +85,7 @@ def _frame_times(request: ChatCompletionRequest, loading: VideoLoading) -> Frame
     fps = max(loading.fps or 0.0, 0.0) or processing.fps or DEFAULT_LISTED_FPS
     duration_s = loading.duration
     if duration_s is None and loading.total_num_frames is not None:
-        first = (loading.frames_indices or (0,))[0]
-        duration_s = (loading.total_num_frames - first) / fps
+        duration_s = loading.total_num_frames / fps
     return FrameTimes(fps, loading.frames_indices or (), duration_s)
 
 

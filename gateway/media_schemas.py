@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import (
@@ -16,6 +17,7 @@ from pydantic import (
 )
 from pydantic_core import CoreSchema, PydanticCustomError
 
+from gateway.neutral import PART, Neutral
 from hippo.types import MediaKind
 
 MAX_PIXELS = 2**31 - 1
@@ -34,30 +36,41 @@ def refusal_of(field: str, why: str) -> PydanticCustomError:
 
 
 class Model(BaseModel):
-    """A part of a request: an unknown field is refused, unless its value is one of ``absent``,
-    which clients send for fields that nobody has set."""
+    """A part of a request. Fields that have no effect are in ``neutral``; an unknown field is
+    refused, unless its value is one of ``absent``, which clients send for what nobody has set."""
 
     # Only of a constrained text pydantic checks that it is Unicode: half of a surrogate pair has no
     # UTF-8 form, which tokenizers, gRPC and error messages need.
     model_config = ConfigDict(extra="forbid", frozen=True, str_min_length=0)
     absent: ClassVar[list[Any]] = [None]
+    neutral: ClassVar[Mapping[str, Neutral]] = {}
 
     @model_validator(mode="before")
     @classmethod
-    def _leave_out_what_is_absent(cls, value: Any) -> Any:
+    def _leave_out_what_changes_nothing(cls, value: Any) -> Any:
         if not isinstance(value, dict):
             return value
         known = {field.alias or name for name, field in cls.model_fields.items()}
-        return {
-            name: given for name, given in value.items() if name in known or given not in cls.absent
-        }
+        kept = {}
+        for name, given in value.items():
+            if name in cls.neutral:
+                if not cls.neutral[name].takes(given):
+                    raise refusal_of(name, cls.neutral[name].refusal(given))
+            elif name in known or given not in cls.absent:
+                kept[name] = given
+        return kept
 
     @classmethod
     def __get_pydantic_json_schema__(
         cls, core_schema: CoreSchema, handler: GetJsonSchemaHandler
     ) -> dict[str, Any]:
         schema = handler(core_schema)
-        handler.resolve_ref_schema(schema)["additionalProperties"] = {"enum": cls.absent}
+        described = handler.resolve_ref_schema(schema)
+        described["additionalProperties"] = {"enum": cls.absent}
+        properties = described.setdefault("properties", {})
+        for name, field in cls.neutral.items():
+            allowed = {} if field.values is None else {"enum": [None, *field.values]}
+            properties[name] = {**allowed, "description": f"Inert. {field.why}".strip()}
         return schema
 
 
@@ -81,6 +94,8 @@ class MediaUrl(Model):
 
 class ContentPart(Model):
     """A part of a message: a text, a video or an image."""
+
+    neutral: ClassVar[Mapping[str, Neutral]] = PART
 
     type: Literal["text", "video_url", "image_url"]
     uuid: str | None = Field(

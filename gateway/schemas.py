@@ -1,11 +1,12 @@
 """The request of POST /v1/chat/completions, field by field.
 
-A field takes effect, or is inert because it cannot change the answer; all others are refused by
-name. hippo.validation checks the ranges of sampling values.
+A field takes effect or is refused by name; gateway.neutral has the values that change nothing.
+hippo.validation checks the ranges of sampling values.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import (
@@ -27,6 +28,7 @@ from gateway.media_schemas import (
     refusal,
     refusal_of,
 )
+from gateway.neutral import MESSAGE, REQUEST, Neutral
 from gateway.structured import StructuredFields, constrained_by
 from hippo.validation import MAX_TOP_LOGPROBS
 
@@ -44,17 +46,22 @@ class Message(Model):
     """One message of the conversation."""
 
     absent: ClassVar[list[Any]] = [None, []]
+    neutral: ClassVar[Mapping[str, Neutral]] = MESSAGE
 
     role: Literal["system", "developer", "user", "assistant"]
     content: Annotated[
         tuple[ContentPart, ...],
         BeforeValidator(_text_as_part, json_schema_input_type=str | list[ContentPart]),
     ]
-    name: str | None = Field(default=None, description="Inert.")
-    parsed: Any = Field(
-        default=None,
-        description="Inert; OpenAI's client adds it to a structured answer, beside the content.",
-    )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _an_answer_may_be_empty(cls, value: Any) -> Any:
+        # So are answers in which another server called a tool.
+        if isinstance(value, dict) and value.get("role") == "assistant":
+            if value.get("content") is None:
+                return {**value, "content": ""}
+        return value
 
 
 class StreamOptions(Model):
@@ -179,6 +186,7 @@ class ChatCompletionRequest(StructuredFields):
             ]
         },
     )
+    neutral: ClassVar[Mapping[str, Neutral]] = REQUEST
 
     model: str
     messages: tuple[Message, ...] = Field(min_length=1, max_length=MAX_MESSAGES)
@@ -261,35 +269,11 @@ class ChatCompletionRequest(StructuredFields):
     media_io_kwargs: MediaLoading | None = None
     speculative: SpeculationOptions | None = None
 
-    # Values that do not change the answer are accepted, others are refused by name.
-    tools: list[Any] | None = Field(default=None, description="Only empty.")
-    tool_choice: Any = Field(default=None, description="Only 'none' or 'auto'.")
-    modalities: list[str] | None = Field(default=None, description="Only ['text'].")
-
-    user: Any = Field(default=None, description="Inert.")
-    metadata: Any = Field(default=None, description="Inert.")
-    store: Any = Field(default=None, description="Inert.")
-    service_tier: Any = Field(default=None, description="Inert.")
-    safety_identifier: Any = Field(default=None, description="Inert.")
-    prompt_cache_key: Any = Field(default=None, description="Inert.")
-    prompt_cache_retention: Any = Field(default=None, description="Inert.")
-    parallel_tool_calls: Any = Field(default=None, description="Inert without tools.")
-
     @model_validator(mode="before")
     @classmethod
-    def _refuse_what_is_not_supported(cls, value: Any) -> Any:
+    def _is_object(cls, value: Any) -> Any:
         if not isinstance(value, dict):
             raise refusal("the request body must be a JSON object")
-        neutral: dict[str, tuple[Any, ...]] = {
-            "tools": ([],),
-            "tool_choice": ("none", "auto"),
-            "modalities": (["text"],),
-        }
-        for name, values in neutral.items():
-            given = value.get(name)
-            if given is not None and not any(_same(given, each) for each in values):
-                shown = " or ".join(repr(each) for each in values)
-                raise refusal_of(name, f"is not supported; leave it out or give {shown}")
         return value
 
     @model_validator(mode="after")
@@ -319,8 +303,3 @@ class ChatCompletionRequest(StructuredFields):
                 allowed = f"1 to {MAX_STOP_LENGTH} are allowed"
                 raise refusal_of("stop", f"has a string of {len(stop)} characters; {allowed}")
         return self
-
-
-def _same(given: Any, expected: Any) -> bool:
-    """Whether type and value are equal; unlike ==, tells True from 1."""
-    return type(given) is type(expected) and bool(given == expected)

@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import asyncio
 import json
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 from llguidance import LLMatcher, grammar_from
 from pydantic import Field, StrictBool, model_validator
 
 from gateway.media_schemas import Model, refusal, refusal_of
+from gateway.neutral import STRUCTURED_OUTPUTS, Neutral
 from hippo.errors import InvalidRequestError
 from hippo.types import ModelInfo
 from hippo.validation import MAX_GRAMMAR_LENGTH
@@ -63,6 +65,8 @@ class ResponseFormat(Model):
 
 class StructuredOutputs(Model):
     """The form of the answer, as in vLLM; one of the fields."""
+
+    neutral: ClassVar[Mapping[str, Neutral]] = STRUCTURED_OUTPUTS
 
     json_schema: Schema | None = Field(
         default=None, alias="json", description="A JSON schema, which the answer follows."

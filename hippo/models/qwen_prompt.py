@@ -15,6 +15,7 @@ from hippo.models.prompts import PromptBuilder
 from hippo.models.qwen_pixels import PatchCutter
 from hippo.sizes import IMAGE_TOKENS
 from hippo.types import MediaKind
+from hippo.video.frame_list import MAX_LISTED_S
 from hippo.video.resizing import FrameLimits
 
 RopeIndex = Callable[..., tuple[torch.Tensor, torch.Tensor]]
@@ -24,7 +25,7 @@ _TOKEN_TYPES = {MediaKind.IMAGE: 1, MediaKind.VIDEO: 2}  # transformers' mm_toke
 # MODEL_SEQ_LEN that a video may take.
 FRAME_TOKENS = (128, 768)
 MAX_VIDEO_TOKENS = int(128_000 * 0.9)
-_LONGEST_SECONDS = 99_999.9  # about a day, to whose text a frame has room
+_LONGEST_SECONDS = MAX_LISTED_S - 0.1  # to its text a frame has room
 
 
 class QwenPromptBuilder(PromptBuilder):

@@ -4,9 +4,11 @@ A video that begins with ``MAGIC`` is a list of JPEG images: a header, one recor
 the images. Numbers are little-endian.
 
     8 bytes   MAGIC
-    float64   duration of the video, in seconds
+    float64   end of the last frame, in seconds since the start of the clip
     uint32    num_frames
-    num_frames times: float64 seconds since the first frame, uint64 bytes of the frame's image
+    num_frames times: float64 seconds since the start of the clip, uint64 bytes of the frame's image
+
+The clip is the video from which the frames were taken; they may be a part of it.
 """
 
 from __future__ import annotations
@@ -21,23 +23,29 @@ from hippo.errors import MediaError
 
 MAGIC = b"\x89HFRMS\r\n"
 MAX_LISTED_FRAMES = 65536  # upper bound for all services
+MAX_LISTED_S = 1e5  # about a day: for the text of later times a prompt has no room
 _HEADER = struct.Struct("<8sdI")
 _RECORD = struct.Struct("<dQ")
 
 
 @dataclass(frozen=True, slots=True)
 class FrameList:
-    """The position of each image in the file, and the frames' times in seconds, from 0."""
+    """The position of each image in the file, and the frames' times in the clip, in seconds."""
 
     spans: tuple[tuple[int, int], ...]  # (offset, bytes)
     seconds: tuple[float, ...]
-    duration_s: float
+    end_s: float  # of the last frame
+
+    @property
+    def duration_s(self) -> float:
+        """The time from the first frame to the end of the last."""
+        return self.end_s - self.seconds[0]
 
 
-def pack_frames(images: Sequence[bytes], seconds: Sequence[float], *, duration_s: float) -> bytes:
+def pack_frames(images: Sequence[bytes], seconds: Sequence[float], *, end_s: float) -> bytes:
     """Returns the file; ``seconds`` must have one time per image."""
     records = [_RECORD.pack(time, len(image)) for time, image in zip(seconds, images, strict=True)]
-    return b"".join((_HEADER.pack(MAGIC, duration_s, len(images)), *records, *images))
+    return b"".join((_HEADER.pack(MAGIC, end_s, len(images)), *records, *images))
 
 
 def read_frame_list(file: BinaryIO, size: int) -> FrameList:
@@ -46,7 +54,7 @@ def read_frame_list(file: BinaryIO, size: int) -> FrameList:
     head = file.read(_HEADER.size)
     if len(head) < _HEADER.size or not head.startswith(MAGIC):
         raise MediaError("the list of frames is cut off; send it whole")
-    _, duration_s, num_frames = _HEADER.unpack(head)
+    _, end_s, num_frames = _HEADER.unpack(head)
     if not 1 <= num_frames <= MAX_LISTED_FRAMES:
         raise MediaError(
             f"the list says that it has {num_frames} frames; 1 to {MAX_LISTED_FRAMES} can be sent"
@@ -67,6 +75,6 @@ def read_frame_list(file: BinaryIO, size: int) -> FrameList:
         )
     ascends = all(a < b for a, b in itertools.pairwise(seconds))
     # NaN fails these comparisons.
-    if not (seconds[0] == 0.0 and ascends and seconds[-1] < duration_s < float("inf")):
-        raise MediaError("the times of the frames do not ascend from 0 to the list's duration")
-    return FrameList(tuple(spans), tuple(seconds), duration_s)
+    if not (seconds[0] >= 0.0 and ascends and seconds[-1] < end_s < float("inf")):
+        raise MediaError("the times of the frames do not ascend from 0 or more to the list's end")
+    return FrameList(tuple(spans), tuple(seconds), end_s)

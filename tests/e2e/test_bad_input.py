@@ -59,7 +59,7 @@ REFUSED: dict[str, tuple[str, int, str]] = {
     "broken base64": ("data:video/mp4;base64,@@@", 400, "not valid base64"),
     "no base64": ("data:video/mp4,plain", 400, "not base64"),
     "no comma": ("data:video/mp4;base64", 400, "no comma"),
-    "an image": ("data:image/png;base64,AAAA", 400, "in a video_url"),
+    "an image": ("data:image/png;base64,AAAA", 400, "not a video"),
     "another protocol": ("ftp://127.0.0.1/clip.mp4", 400, "no http(s) URL"),
     "a relative path": ("clip.mp4", 400, "no absolute path"),
     "a path elsewhere": ("/etc/passwd", 403, "not under an allowed directory"),

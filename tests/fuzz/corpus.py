@@ -137,7 +137,7 @@ def frame_list(num_frames: int = 4) -> bytes:
     """JPEG frames as one file."""
     images = [picture("JPEG", width=32) for _ in range(num_frames)]
     seconds = [float(number) for number in range(num_frames)]
-    return pack_frames(images, seconds, duration_s=float(num_frames))
+    return pack_frames(images, seconds, end_s=float(num_frames))
 
 
 VIDEOS: dict[str, Build] = {

@@ -28,7 +28,7 @@ def jpeg(level: int, *, width: int = 32, height: int = 24, **options: Any) -> by
 
 def listed(images: Sequence[bytes], fps: float = 2.0) -> Media:
     seconds = [number / fps for number in range(len(images))]
-    return Media(MediaKind.VIDEO, pack_frames(images, seconds, duration_s=len(images) / fps))
+    return Media(MediaKind.VIDEO, pack_frames(images, seconds, end_s=len(images) / fps))
 
 
 async def test_all_frames_are_looked_at_in_their_order(decoder: MediaDecoder) -> None:
@@ -55,6 +55,17 @@ async def test_of_more_frames_than_asked_for_evenly_spaced_ones_are_taken(
     assert [round(float(frame.float().mean()) / 20) for frame in media.frames] == [0, 2, 4, 6]
     assert media.frame_seconds == (0, 1, 2, 3)
     assert media.sampled_fps == 1.0
+
+
+async def test_frames_of_a_part_of_a_clip_keep_its_times(decoder: MediaDecoder) -> None:
+    seconds = [10, 11, 13, 14]
+    part = Media(MediaKind.VIDEO, pack_frames([jpeg(9)] * 4, seconds, end_s=14 + 4 / 3))
+    media = await decoder.decode(part, FramePlan())
+    assert media.frame_seconds == (10, 11, 13, 14)
+    assert media.sampled_fps == pytest.approx(3 / 4)
+    late = pack_frames([jpeg(9)] * 4, [90_000.0 + second for second in seconds], end_s=90_016)
+    media = await decoder.decode(Media(MediaKind.VIDEO, late), FramePlan())  # of a long clip
+    assert media.frame_seconds[0] == 90_010
 
 
 async def test_frames_are_turned_upright_as_their_exif_says(decoder: MediaDecoder) -> None:
@@ -98,7 +109,7 @@ async def test_the_limits_of_videos_hold(decoder: MediaDecoder) -> None:
 
 
 async def test_a_list_that_contradicts_itself_is_refused() -> None:
-    whole = pack_frames([b"one", b"two"], [0.0, 1.0], duration_s=2.0)
+    whole = pack_frames([b"one", b"two"], [0.0, 1.0], end_s=2.0)
     listed_frames = read_frame_list(io.BytesIO(whole), len(whole))
     assert [whole[start : start + size] for start, size in listed_frames.spans] == [b"one", b"two"]
     for data, words in [
@@ -108,11 +119,12 @@ async def test_a_list_that_contradicts_itself_is_refused() -> None:
         (whole + b"x", "says that it has"),
         (MAGIC + struct.pack("<dI", 1.0, 0), "has 0 frames"),
         (MAGIC + struct.pack("<dI", 1.0, 2**32 - 1), "4294967295 frames"),
-        (pack_frames([b"1", b"2"], [0.0, 0.0], duration_s=2.0), "ascend"),
-        (pack_frames([b"1", b"2"], [1.0, 2.0], duration_s=3.0), "ascend"),
-        (pack_frames([b"1"], [0.0], duration_s=float("nan")), "ascend"),
-        (pack_frames([b"1"], [0.0], duration_s=float("inf")), "ascend"),
-        (pack_frames([b"1", b"2"], [0.0, float("nan")], duration_s=2.0), "ascend"),
+        (pack_frames([b"1", b"2"], [0.0, 0.0], end_s=2.0), "ascend"),
+        (pack_frames([b"1", b"2"], [-1.0, 2.0], end_s=3.0), "ascend"),
+        (pack_frames([b"1", b"2"], [1.0, 2.0], end_s=2.0), "ascend"),
+        (pack_frames([b"1"], [0.0], end_s=float("nan")), "ascend"),
+        (pack_frames([b"1"], [0.0], end_s=float("inf")), "ascend"),
+        (pack_frames([b"1", b"2"], [0.0, float("nan")], end_s=2.0), "ascend"),
     ]:
         with pytest.raises(MediaError, match=words):
             read_frame_list(io.BytesIO(data), len(data))

@@ -63,10 +63,68 @@ async def _read(reader: MediaReader, url: str, kind: MediaKind = MediaKind.VIDEO
         "data:video/webm;codecs=vp9;base64,Ynl0ZXM=",
         "data:;base64,Ynl0ZXM=",
         "data:video/mp4;base64,Ynl0ZXM%3D",
+        "data:video/webm;codecs=vp8,opus;base64,Ynl0ZXM=",
+        'data:video/webm;codecs="vp8, opus"; base64,Ynl0ZXM=',
+        "data:application/mp4;base64,Ynl0ZXM=",
+        "data:binary/octet-stream;base64,Ynl0ZXM=",
+        "data:application/octet-stream;base64,Ynl0ZXM=",
+        "data:text/plain;charset=utf-8;base64,Ynl0ZXM=",
+        "data:image/gif;base64,Ynl0ZXM=",
+        "DATA:video/mp4;BASE64,Ynl0ZXM=",
+        "data:video/mp4;base64,Ynl0ZXM",
+        "data:video/mp4;base64,Ynl0\r\nZXM=\n",
+        "data:video/mp4;base64,Ynl0%0AZXM=%0A",
+        "data:video/mp4;base64, Ynl0 ZXM= ",
+        " \n data:video/mp4;base64,Ynl0ZXM= \n",
     ],
 )
 async def test_a_data_url_is_decoded(reader: MediaReader, url: str) -> None:
     assert await _read(reader, url) == b"bytes"
+
+
+async def test_the_url_safe_alphabet_is_read_too(reader: MediaReader) -> None:
+    data = bytes(range(248, 256)) * 3
+    for encode in (base64.b64encode, base64.urlsafe_b64encode):
+        digits = encode(data).decode()
+        for payload in (digits, digits.rstrip("=")):
+            assert await _read(reader, f"data:video/mp4;base64,{payload}") == data
+
+
+@pytest.mark.parametrize(
+    ("url", "words"),
+    [
+        ("data:video/mp4;base64,Ynl0Z", "is not valid base64"),
+        ("data:video/mp4;base64,Ynl=ZXM=", "is not valid base64"),
+        ("data:video/mp4;base64,Ynl0é", "is not valid base64"),
+        ("data:video/mp4;base64", "has no comma"),
+        ("data:video/mp4;base64 Ynl0", "has no comma"),
+        ("data:video/mp4,Ynl0", "is not base64"),
+        ("data:video/mp4;base65,Ynl0", "is not base64"),
+        (f"data:video/mp4;{'x' * 2000};base64,Ynl0", "is not base64"),
+    ],
+)
+async def test_what_is_wrong_with_a_data_url_is_told(
+    reader: MediaReader, url: str, words: str
+) -> None:
+    with pytest.raises(MediaError, match=words) as caught:
+        await _read(reader, url)
+    assert len(caught.value.message) < 300
+
+
+async def test_white_space_around_a_url_is_left_out_and_that_of_a_path_is_not(
+    reader: MediaReader, inside: Path
+) -> None:
+    (inside / "clip.mp4").write_bytes(b"data")
+    (inside / "clip.mp4 ").write_bytes(b"other")
+    assert await _read(reader, f" file://{inside}/clip.mp4\n") == b"data"
+    assert await _read(reader, f"{inside}/clip.mp4 ") == b"other"
+
+
+async def test_frames_are_read_in_all_forms_of_base64(reader: MediaReader) -> None:
+    url = "\ndata:video/jpeg;base64,b25l,\ndHdv\n,dGhyZWU"
+    (media,) = await reader.read_media([MediaSource(MediaKind.VIDEO, url, "field")])
+    listed = read_frame_list(io.BytesIO(media.data), len(media.data))
+    assert [size for _, size in listed.spans] == [3, 3, 5]
 
 
 async def test_an_error_names_the_field(reader: MediaReader) -> None:
@@ -288,17 +346,19 @@ FRAMES = "data:video/jpeg;base64,b25l,dHdv,dGhyZWU="
 
 
 @pytest.mark.parametrize(
-    ("times", "seconds", "duration_s"),
+    ("times", "seconds", "end_s"),
     [
         (FrameTimes(1.0), (0.0, 1.0, 2.0), 3.0),
         (FrameTimes(2.0), (0.0, 0.5, 1.0), 1.5),
         (FrameTimes(30.0, (0, 15, 30)), (0.0, 0.5, 1.0), 1.5),
-        (FrameTimes(30.0, (30, 45, 90)), (0.0, 0.5, 2.0), 3.0),
-        (FrameTimes(30.0, (0, 15, 30), 4.0), (0.0, 0.5, 1.0), 4.0),
+        (FrameTimes(30.0, (30, 45, 90)), (1.0, 1.5, 3.0), 4.0),
+        (FrameTimes(30.0, (0, 15, 30), 4.0), (0.0, 0.5, 1.0), 1.5),
+        (FrameTimes(30.0, (300, 330, 390), 13.5), (10.0, 11.0, 13.0), 13.5),
+        (FrameTimes(0.5, (7, 8, 9)), (14.0, 16.0, 18.0), 20.0),
     ],
 )
 async def test_frames_become_one_list_with_the_times_that_the_request_says(
-    reader: MediaReader, times: FrameTimes, seconds: tuple[float, ...], duration_s: float
+    reader: MediaReader, times: FrameTimes, seconds: tuple[float, ...], end_s: float
 ) -> None:
     source = MediaSource(MediaKind.VIDEO, FRAMES, "field", times)
     (media,) = await reader.read_media([source])
@@ -306,7 +366,7 @@ async def test_frames_become_one_list_with_the_times_that_the_request_says(
     images = [media.data[start : start + size] for start, size in listed.spans]
     assert images == [b"one", b"two", b"three"]
     assert listed.seconds == seconds
-    assert listed.duration_s == duration_s
+    assert listed.end_s == end_s
 
 
 @pytest.mark.parametrize(
@@ -314,6 +374,8 @@ async def test_frames_become_one_list_with_the_times_that_the_request_says(
     [
         (FrameTimes(1.0, (0, 1)), "media_io_kwargs.video.frames_indices", "2 entries"),
         (FrameTimes(1.0, (), 2.0), "media_io_kwargs.video.duration", "lasts 2 s"),
+        (FrameTimes(30, (30, 60, 90), 3.0), "media_io_kwargs.video.duration", "is 3 s after"),
+        (FrameTimes(1, (1, 2, 10**5)), "media_io_kwargs.video.frames_indices", "100,000 s after"),
     ],
 )
 async def test_times_that_do_not_fit_the_frames_are_refused(

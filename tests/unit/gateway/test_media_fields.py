@@ -240,7 +240,7 @@ def test_frames_are_a_second_apart_unless_the_request_says_otherwise() -> None:
     assert times(by_processor) == FrameTimes(3.0)
     assert times(_frames(fps=10, frames_indices=[5, 20])) == FrameTimes(10.0, (5, 20))
     ended = times(_frames(fps=10, frames_indices=[5, 20], total_num_frames=45))
-    assert ended == FrameTimes(10.0, (5, 20), 4.0)
+    assert ended == FrameTimes(10.0, (5, 20), 4.5)
     assert times(_frames(duration=7.5)) == FrameTimes(1.0, (), 7.5)
 
 

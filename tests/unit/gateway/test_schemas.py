@@ -65,7 +65,11 @@ def test_values_that_change_nothing_are_taken(fields: dict[str, Any]) -> None:
         ({"logprobs": 1}, "boolean"),  # of OpenAI's older completions
         ({"top_logprobs": True, "logprobs": True}, "valid integer"),
         ({"top_logprobs": -1, "logprobs": True}, "greater than or equal to 0"),
-        ({"tool_choice": "required"}, "tool_choice is not supported"),
+        ({"tool_choice": "required"}, "tool_choice is 'required', but this server calls no tools"),
+        ({"length_penalty": 1.5}, "length_penalty is 1.5, but there is no beam search; leave it"),
+        ({"echo": 0}, "leave it out or give False"),
+        ({"best_of": True}, "best_of is True"),
+        ({"chat_template": "x" * 99}, "xxx, but prompts have the form"),
         ({"min_tokens": -1}, "greater than or equal to 0"),
         ({"max_tokens": 4, "max_completion_tokens": 5}, "differ"),
     ],
@@ -93,11 +97,11 @@ def test_an_answer_that_a_client_sends_back_is_taken(said: type[ChatCompletionMe
 @pytest.mark.parametrize(
     ("fields", "place"),
     [
-        ({"functions": []}, ("functions",)),
-        ({"prediction": False}, ("prediction",)),
+        ({"penalty": []}, ("penalty",)),
+        ({"temperatur": False}, ("temperatur",)),
         (
-            {"messages": [{"role": "user", "content": "Hi", "tool_calls": [{}]}]},
-            ("messages", 0, "tool_calls"),
+            {"messages": [{"role": "user", "content": "Hi", "weight": 0}]},
+            ("messages", 0, "weight"),
         ),
     ],
 )

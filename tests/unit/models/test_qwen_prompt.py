@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -12,7 +13,7 @@ from hippo.errors import MediaError
 from hippo.models.base import DecodedMedia
 from hippo.models.messages import media_in_order, render
 from hippo.models.pixels import PixelScale
-from hippo.models.qwen_prompt import QwenPromptBuilder
+from hippo.models.qwen_prompt import QwenPromptBuilder, TimedPromptBuilder
 from hippo.models.resizing import resized
 from hippo.types import ChatMessage, FramePlan, MediaKind, TextPart
 from tests.support.reference import Reference, image, user
@@ -184,3 +185,13 @@ def test_the_hash_of_a_pairs_videos_is_of_all_limits_that_decide_their_ids(
     assert here.video_hash() == there.video_hash()
     there.frame_limits = replace(here.frame_limits, **change)
     assert (here.video_hash() != there.video_hash()) is decides_ids
+
+
+def test_frames_of_a_part_of_a_clip_are_marked_with_its_times() -> None:
+    class Marks(TimedPromptBuilder):
+        def __init__(self) -> None:
+            self._processor = SimpleNamespace(vision_start_token="<s>", vision_end_token="</s>")
+
+    part = replace(video(4, 56, 84), frame_seconds=(10.0, 11.0, 13.0, 14.0))
+    pieces = ("<10.5 seconds><s>", 6, "</s><13.5 seconds><s>", 6, "</s>")
+    assert Marks().video_pieces(part, (2, 2, 3)) == pieces
