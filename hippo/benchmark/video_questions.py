@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import json
 import re
-import string
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from hippo.benchmark.choices import LETTERS, choice_in
 from hippo.benchmark.requests import REMOTE, Question, question_about
 from hippo.errors import InvalidRequestError
 
-_LETTERS = string.ascii_uppercase
 _BY_LETTER = "Answer with the option's letter from the given choices directly."
 
 
@@ -50,33 +49,8 @@ def choice_prompt(question: str, options: Sequence[str]) -> str:
     """Returns the text of a question; options are lines "A. ...", as LongVideoBench has them."""
     if not options:
         return question
-    lines = [f"{letter}. {option}" for letter, option in zip(_LETTERS, options, strict=False)]
+    lines = [f"{letter}. {option}" for letter, option in zip(LETTERS, options, strict=False)]
     return "\n".join([question, *lines, _BY_LETTER])
-
-
-def choice_in(text: str, options: Sequence[str]) -> str | None:
-    """Returns the letter of the option that an answer chooses, or None if it chooses none.
-
-    An answer chooses an option by its words alone, by its letter (alone, with a mark behind it at
-    the beginning, or after "answer" or "option"), or by being the only one whose words it has.
-    """
-    words = _normal(text)
-    letters = _LETTERS[: len(options)]
-    alike = [letter for letter, option in zip(letters, options, strict=True)
-             if _normal(option) == words]  # fmt: skip
-    if len(alike) == 1:
-        return alike[0]
-    stripped = text.strip()
-    for pattern in (
-        rf"\W*([{letters}])\W*",
-        rf"\(?([{letters}])[.):].*",
-        rf"(?i:.*?\b(?:answer|option)(?: is)?)\s*:?\s*\(?([{letters}])\b.*",
-    ):
-        if found := re.fullmatch(pattern, stripped, re.DOTALL):
-            return found[1]
-    held = [letter for letter, option in zip(letters, options, strict=True)
-            if f" {_normal(option)} " in f" {words} "]  # fmt: skip
-    return held[0] if len(held) == 1 else None
 
 
 def read_questions(path: Path, videos: str | None = None) -> list[VideoQuestion]:
@@ -127,8 +101,8 @@ def _question(line: str, videos: str) -> VideoQuestion:
     options = fields.get("options") or []
     if not isinstance(options, list) or not all(isinstance(each, str) for each in options):
         raise ValueError("`options` must be a list of texts")
-    if len(options) > len(_LETTERS):
-        raise ValueError(f"`options` may have at most {len(_LETTERS)} texts")
+    if len(options) > len(LETTERS):
+        raise ValueError(f"`options` may have at most {len(LETTERS)} texts")
     return VideoQuestion(
         id=fields["id"],
         video=_video(fields["video"], videos),
@@ -156,10 +130,10 @@ def _answer(fields: dict[str, Any], options: Sequence[str]) -> str | None:
     if answer is None or not options:
         return answer
     if answer in options:
-        return _LETTERS[options.index(answer)]
-    if answer in _LETTERS[: len(options)]:
+        return LETTERS[options.index(answer)]
+    if answer in LETTERS[: len(options)]:
         return answer
-    last = _LETTERS[len(options) - 1]
+    last = LETTERS[len(options) - 1]
     raise ValueError(f"`answer` must be one of the options or a letter from A to {last}")
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from hippo.benchmark.video_questions import VideoQuestion, choice_in, read_questions
+from hippo.benchmark.video_questions import VideoQuestion, read_questions
 from hippo.errors import InvalidRequestError
 
 COLOURS = ("Red", "Dark blue", "Blue")
@@ -85,23 +85,6 @@ def test_a_file_without_questions_is_refused(tmp_path: Path) -> None:
         read_questions(written(tmp_path, ""))
     with pytest.raises(InvalidRequestError, match="cannot be read: No such file"):
         read_questions(tmp_path / "none.jsonl")
-
-
-@pytest.mark.parametrize(
-    ("text", "chosen"),
-    [
-        ("B", "B"), ("(B)", "B"), ("B.", "B"), ("**B**", "B"), ("B) Dark blue", "B"),
-        ("B: it is dark.", "B"), ("The answer is (B).", "B"), ("Best option: B", "B"),
-        ("dark blue.", "B"), ("It is dark blue", None), ("It is red.", "A"), ("blue", "C"),
-        ("A man", None), ("D", None), ("", None), ("Answer: D", None),
-    ],
-)  # fmt: skip
-def test_an_option_is_chosen_by_letter_or_words(text: str, chosen: str | None) -> None:
-    assert choice_in(text, COLOURS) == chosen
-
-
-def test_options_may_be_marks_alone() -> None:
-    assert [choice_in(text, ("+", "-")) for text in ("+", " - ", "*")] == ["A", "B", None]
 
 
 def test_a_free_answer_is_right_if_its_words_are_equal() -> None:
