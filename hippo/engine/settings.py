@@ -103,6 +103,12 @@ class EngineSettings:
     video_fps: float = setting(
         0.0, help="frames sampled per second if a request does not say; 0: the model's default"
     )
+    video_as_shown: bool = setting(
+        False,
+        help="show the model videos as players do: high dynamic range (PQ, HLG) in standard range, "
+        "anamorphic pixels square, one field of interlaced frames; else, as the model families' "
+        "own pipelines do, as they are stored",
+    )
     max_frames: int = setting(768, help="most sampled frames of one video")
     max_video_pixels: int = setting(
         0, help="most pixels of a sampled frame after resizing; 0: the model's limit"
@@ -257,7 +263,7 @@ class EngineSettings:
         if self.max_image_pixels:
             least = min(model.image_pixels[0], self.max_image_pixels)
             model = replace(model, image_pixels=(least, self.max_image_pixels))
-        return model
+        return replace(model, as_shown=self.video_as_shown)
 
     def decode_limits(self) -> DecodeLimits:
         """Returns the limits of decoding; raises ValueError for invalid ones."""

@@ -9,12 +9,14 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
+from fractions import Fraction
 from typing import BinaryIO
 
 import av
 import numpy as np
 
 from hippo.errors import MediaError
+from hippo.video.as_shown import deinterlaced, has_high_range, in_standard_range, shown_size
 from hippo.video.canvas import Canvas, Frames, Pixels
 from hippo.video.images import WHITE, over
 from hippo.video.limits import DecodeLimits
@@ -125,8 +127,10 @@ def _read(
     total, duration_s = len(timeline.ticks), timeline.duration_s
     canvas.limits.check_duration(duration_s)
     canvas.limits.check_rate(total, duration_s)
+    aspect = stream.sample_aspect_ratio if frame_limits.as_shown else None
+    width, height = shown_size(context.width, context.height, aspect)
     count = count_frames(total, duration_s, plan, frame_limits.frame_multiple)
-    count = fit_frames(count, context.height, context.width, plan, frame_limits)
+    count = fit_frames(count, height, width, plan, frame_limits)
     seconds = timeline.seconds
     indices = sample_frames(seconds, duration_s, count)
     is_large = total * context.width * context.height >= _THREADED_PIXELS
@@ -135,7 +139,7 @@ def _read(
     context.thread_type = "AUTO" if is_large else "NONE"
     wanted = [timeline.ticks[index] for index in indices]
     frames = decode(container, stream, timeline, wanted)
-    pixels = _draw(frames, count, canvas, num_threads)
+    pixels = _draw(frames, count, canvas, num_threads, aspect)
     return Frames(pixels, tuple(seconds[index] for index in indices), count / duration_s)
 
 
@@ -146,23 +150,35 @@ def _num_threads(canvas: Canvas, num_pixels: int) -> int:
     return max(1, min(canvas.num_threads, fitting))
 
 
-def _draw(frames: Iterator[av.VideoFrame], count: int, canvas: Canvas, num_threads: int) -> Pixels:
+def _draw(
+    frames: Iterator[av.VideoFrame],
+    count: int,
+    canvas: Canvas,
+    num_threads: int,
+    aspect: Fraction | None,
+) -> Pixels:
     """Draws ``count`` frames, on several threads while the next ones are decoded."""
+
+    def checked_size(frame: av.VideoFrame) -> tuple[int, int]:
+        canvas.limits.check_size(frame.width, frame.height, _FRAME)
+        width, height = shown_size(frame.width, frame.height, aspect)
+        canvas.limits.check_size(width, height, _FRAME)
+        return width, height
+
     first = next(frames)
     orientation = Orientation.of(first)
-    canvas.limits.check_size(first.width, first.height, _FRAME)
-    stored = (
-        (first.width, first.height) if orientation.is_transposed else (first.height, first.width)
-    )
-    size = fit_size(count, *stored, canvas.plan, canvas.frame_limits)
+    width, height = checked_size(first)
+    upright = (width, height) if orientation.is_transposed else (height, width)
+    size = fit_size(count, *upright, canvas.plan, canvas.frame_limits)
     pixels = canvas.allocate_frames(count, size)
+    target = size[::-1] if orientation.is_transposed else size
 
     def draw(frame: av.VideoFrame, place: int) -> None:
         with refusing(
             "the video's colours cannot be converted ({}): what the file says about them is "
             "damaged; encode it again"
         ):
-            rgb = _opaque(frame)
+            rgb = _as_shown(frame, target) if canvas.frame_limits.as_shown else _opaque(frame)
         canvas.draw(orientation.applied(rgb), pixels[place])
 
     running = deque[Future[None]]()
@@ -174,7 +190,7 @@ def _draw(frames: Iterator[av.VideoFrame], count: int, canvas: Canvas, num_threa
                 copies.append(place)
                 continue
             before = frame
-            canvas.limits.check_size(frame.width, frame.height, _FRAME)
+            checked_size(frame)
             running.append(pool.submit(draw, frame, place))
             if len(running) > num_threads:  # bounds the number of frames in memory
                 running.popleft().result()
@@ -183,6 +199,12 @@ def _draw(frames: Iterator[av.VideoFrame], count: int, canvas: Canvas, num_threa
     for place in copies:
         pixels[place] = pixels[place - 1]
     return pixels
+
+
+def _as_shown(frame: av.VideoFrame, size: tuple[int, int]) -> Pixels:
+    """Returns the frame's pixels as players show them; ``size`` is what the model takes."""
+    frame = deinterlaced(frame)
+    return in_standard_range(frame, size) if has_high_range(frame) else _opaque(frame)
 
 
 def _opaque(frame: av.VideoFrame) -> Pixels:

@@ -34,6 +34,7 @@ class FrameLimits:
     image_pixels: tuple[int, int] = (0, 0)
     max_video_tokens: int = 0  # of one video; 0: no limit
     resample: int = 3  # Pillow's number of the filter; 3: bicubic
+    as_shown: bool = False  # the operator's: see hippo.video.as_shown
 
 
 def check_room(budget: int, least_tokens: int) -> None:

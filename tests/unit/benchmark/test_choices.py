@@ -81,7 +81,8 @@ def test_of_colours(text: str, chosen: str | None) -> None:
         (SENTENCES, "The answer is A because a man walks.", "A"),
         (("+", "-"), "+", "A"), (("+", "-"), " - ", "B"), (("+", "-"), "*", None),
         (("Yes", "No"), "No, it is not.", "B"), (("yes", "no"), "Yes.", "A"),
-        (("same", "same"), "same", None), (("a", "b"), "A", "A"), (("红色", "绿色"), "是红色的", "A"),
+        (("same", "same"), "same", None),
+        (("a", "b"), "A", "A"), (("红色", "绿色"), "是红色的", "A"),
         (tuple("123456789"), "I", "I"), (tuple("123456789"), "I think that it is 3.", "C"),
     ],
 )  # fmt: skip

@@ -1,0 +1,160 @@
+"""Videos of high dynamic range, with anamorphic pixels or interlaced: as stored, or as shown."""
+
+from __future__ import annotations
+
+import dataclasses
+import io
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from fractions import Fraction
+from typing import Any
+
+import av
+import numpy as np
+import pytest
+
+from hippo.types import FramePlan, Media, MediaKind
+from hippo.video.decoder import MediaDecoder
+from tests.support.clips import refusal
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")  # where the decoder lives
+Pixels = np.ndarray[Any, np.dtype[np.uint8]]
+HEVC = {"crf": "4", "preset": "ultrafast", "x265-params": "log-level=none:pools=none"}
+NITS = (0, 5, 50, 100, 203, 1000)
+
+
+def encoded(
+    codec: str, frames: list[av.VideoFrame], options: dict[str, str], aspect: Fraction | None = None
+) -> bytes:
+    file = io.BytesIO()
+    first = frames[0]
+    with av.open(file, "w", format="mp4") as container:
+        stream = container.add_stream(codec, rate=10, options=options)
+        stream.width, stream.height = first.width, first.height
+        stream.pix_fmt = first.format.name
+        if aspect is not None:
+            stream.codec_context.sample_aspect_ratio = aspect
+        for name in ("color_primaries", "color_trc", "colorspace", "color_range"):
+            setattr(stream.codec_context, name, getattr(first, name))
+        for number, frame in enumerate(frames):
+            frame.pts, frame.time_base = number, Fraction(1, 10)
+            container.mux(stream.encode(frame))
+        container.mux(stream.encode())
+    return file.getvalue()
+
+
+def pq(nits: float) -> float:
+    """The signal of a brightness, by SMPTE ST 2084."""
+    power = (nits / 10_000) ** (2610 / 16_384)
+    c1, c2, c3 = 3424 / 4096, 2413 / 128, 2392 / 128
+    return float(((c1 + c2 * power) / (1 + c3 * power)) ** (2523 / 32))
+
+
+def grey_steps(transfer: int, signals: list[float]) -> list[av.VideoFrame]:
+    """Four frames in 10 bits, of steps of 32 pixels."""
+    luma = np.repeat(np.array([round(64 + 876 * each) for each in signals], np.uint16), 32)
+    frames = []
+    for _ in range(4):
+        frame = av.VideoFrame(len(luma), 64, "yuv420p10le")
+        for plane, row in zip(frame.planes, (luma, None, None), strict=True):
+            values = np.full(plane.line_size // 2, 512, np.uint16)
+            if row is not None:
+                values[: len(row)] = row
+            plane.update(values.tobytes() * plane.height)
+        frame.color_primaries = frame.colorspace = 9  # BT.2020
+        frame.color_trc, frame.color_range = transfer, 1
+        frames.append(frame)
+    return frames
+
+
+@contextmanager
+def showing(decoder: MediaDecoder, *, as_shown: bool) -> Iterator[Callable[[bytes], Any]]:
+    """Yields what decodes the first frame."""
+    limits = decoder.frame_limits
+
+    async def decode(data: bytes) -> Pixels:
+        return (await decoder.decode(Media(MediaKind.VIDEO, data), FramePlan())).frames.numpy()[0]
+
+    decoder.frame_limits = dataclasses.replace(limits, as_shown=as_shown)
+    try:
+        yield decode
+    finally:
+        decoder.frame_limits = limits
+
+
+async def test_pq_is_as_bright_as_it_is_meant_up_to_diffuse_white(decoder: MediaDecoder) -> None:
+    data = encoded("libx265", grey_steps(16, [pq(nits) for nits in NITS]), HEVC)
+    with showing(decoder, as_shown=False) as decode:
+        stored = (await decode(data))[32, 16::32]
+    assert stored.max() < 200  # grey
+    with showing(decoder, as_shown=True) as decode:
+        shown = (await decode(data))[32, 16::32].astype(int)
+    # A display of standard range has a gamma of 2.4 (BT.1886).
+    expected = [255 * min(nits / 203, 1) ** (1 / 2.4) for nits in NITS]
+    assert np.abs(shown - np.array(expected)[:, None]).max() <= 4
+
+
+async def test_hlg_reaches_white_at_its_reference_white(decoder: MediaDecoder) -> None:
+    data = encoded("libx265", grey_steps(18, [0.0, 0.38, 0.75, 1.0]), HEVC)
+    with showing(decoder, as_shown=True) as decode:
+        black, grey, white, brightest = (await decode(data))[32, 16::32, 0].astype(int)
+    assert black == 0 and brightest == 255 and white >= 250
+    # 18 % grey has 38 % of the signal, 26 cd/m² (BT.2408).
+    assert grey == pytest.approx(255 * (26 / 203) ** (1 / 2.4), abs=4)
+
+
+async def test_standard_range_is_the_same_either_way(decoder: MediaDecoder) -> None:
+    frames = []
+    for number in range(4):
+        pixels = np.full((64, 96, 3), (60 * number, 120, 255 - 60 * number), np.uint8)
+        frames.append(av.VideoFrame.from_ndarray(pixels).reformat(format="yuv420p"))
+    data = encoded("libx264", frames, {"crf": "4"})
+    found = []
+    for as_shown in (False, True):
+        with showing(decoder, as_shown=as_shown) as decode:
+            found.append(await decode(data))
+    assert np.array_equal(*found)
+
+
+def combed(width: int = 192, height: int = 96) -> list[av.VideoFrame]:
+    """A bar that moves to the right between the two fields of each frame."""
+    frames = []
+    for number in range(6):
+        pixels = np.zeros((height, width, 3), np.uint8)
+        pixels[0::2, 20 + number * 16 : 60 + number * 16] = 220
+        pixels[1::2, 28 + number * 16 : 68 + number * 16] = 220
+        frames.append(av.VideoFrame.from_ndarray(pixels).reformat(format="yuv420p"))
+    return frames
+
+
+async def test_interlaced_video_has_the_lines_of_one_time(decoder: MediaDecoder) -> None:
+    data = encoded("libx264", combed(), {"crf": "4", "x264-params": "interlaced=1:tff=1"})
+    with showing(decoder, as_shown=False) as decode:
+        stored = (await decode(data))[:, :, 0].astype(int)
+    with showing(decoder, as_shown=True) as decode:
+        shown = (await decode(data))[:, :, 0].astype(int)
+    assert np.abs(np.diff(stored, axis=0)).mean() > 10
+    assert np.abs(np.diff(shown, axis=0)).mean() < 1
+    ends = np.flatnonzero(shown[48] > 110)[[0, -1]]
+    assert np.abs(np.array([(20, 59), (28, 67)]) - ends).max(axis=1).min() <= 2  # of one field
+
+
+@pytest.mark.parametrize(
+    ("aspect", "size"),
+    [(Fraction(16, 11), (96, 279)), (Fraction(1, 2), (192, 192)), (None, (96, 192))],
+)
+async def test_anamorphic_video_has_square_pixels(
+    decoder: MediaDecoder, aspect: Fraction | None, size: tuple[int, int]
+) -> None:
+    data = encoded("libx264", combed(), {"crf": "20"}, aspect)
+    with showing(decoder, as_shown=False) as decode:
+        assert (await decode(data)).shape[:2] == (96, 192)
+    with showing(decoder, as_shown=True) as decode:
+        assert (await decode(data)).shape[:2] == size
+
+
+async def test_an_aspect_that_is_far_off_is_refused(decoder: MediaDecoder) -> None:
+    data = encoded("libx264", combed(), {"crf": "20"}, Fraction(60, 1))
+    with showing(decoder, as_shown=True):
+        message = await refusal(decoder, Media(MediaKind.VIDEO, data))
+    assert "has 11520 x 96 pixels; at most 1,048,576 are allowed" in message
