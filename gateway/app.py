@@ -6,7 +6,6 @@ import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from functools import cache
-from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 from fastapi import FastAPI
@@ -18,12 +17,13 @@ from gateway.errors import install_error_handlers
 from gateway.keys import Limits, load_keyring
 from gateway.media import MediaReader
 from gateway.metrics import GatewayMetrics
-from gateway.middleware import KeyMiddleware, RequestMiddleware
+from gateway.middleware import HeadMiddleware, KeyMiddleware, RequestMiddleware
 from gateway.openapi import describe_api
 from gateway.routes import chat, models, page, status, tokenize, videos
 from gateway.state import GatewayState
 from gateway.uploads import Uploads
 from hippo.tasks import cancel_all
+from hippo.version import distribution_version
 
 
 def create_app(settings: GatewaySettings, patience_is_over: asyncio.Event) -> FastAPI:
@@ -91,6 +91,7 @@ def create_app(settings: GatewaySettings, patience_is_over: asyncio.Event) -> Fa
     if settings.page:
         app.include_router(page.router)
     # The last middleware added is the outermost: CORS preflight requests come without a key.
+    app.add_middleware(HeadMiddleware)
     app.add_middleware(KeyMiddleware, keyring=keyring)
     if settings.cors_origins:
         app.add_middleware(
@@ -108,11 +109,3 @@ def create_app(settings: GatewaySettings, patience_is_over: asyncio.Event) -> Fa
         metrics=metrics,
     )
     return app
-
-
-def distribution_version() -> str:
-    """Returns the version of the installed distribution."""
-    try:
-        return version("hippo-serve")
-    except PackageNotFoundError:  # run from a source folder that is not installed
-        return "0+unknown"

@@ -53,6 +53,13 @@ _CODES: dict[type[HippoError], str] = {
 }
 
 
+# Of pydantic: what there is too much or too little of, and the limit.
+_LENGTHS = {
+    "too_long": ("entries", "at most {max_length:,} are allowed"),
+    "too_short": ("entries", "at least {min_length:,} are needed"),
+}
+
+
 class BodyTooLargeError(HTTPException):
     """The request body, or the video of an upload, exceeds the operator's ``limit``, in bytes."""
 
@@ -180,6 +187,12 @@ def _explain(errors: Sequence[Any], request: Request) -> tuple[str, str | None]:
         return f"{param or 'the name of a field'} {fault}", param
     if first["type"] == "unsupported_field":
         return str(first["msg"]), param
+    if first["type"] in _LENGTHS and context.get("actual_length") is not None:
+        noun, limit = _LENGTHS[first["type"]]
+        return f"{param} has {context['actual_length']:,} {noun}; {limit.format(**context)}", param
+    if first["type"] == "string_too_long":
+        limit = f"at most {context['max_length']:,} are allowed"
+        return f"{param} has {len(first['input']):,} characters; {limit}", param
     shown = repr(first.get("input"))
     shown = shown if len(shown) <= 60 else shown[:57] + "..."
     detail = str(first["msg"])

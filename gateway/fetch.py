@@ -5,18 +5,22 @@ from __future__ import annotations
 import asyncio
 import ipaddress
 import socket
-from collections.abc import Callable
+import zlib
+from collections.abc import Callable, Iterator
 from urllib.parse import urljoin, urlsplit
 
 import httpx
 
 from gateway.config import GatewaySettings
 from hippo.errors import ForbiddenError, MediaError
+from hippo.version import ADDRESS, distribution_version
 
 _MAX_REDIRECTS = 3
 _DEFAULT_PORTS = {"http": 80, "https": 443}
 # Connections are not reused: httpx pools them by address, one address can serve several host names,
 # and the certificate was checked for the first name only.
+_ZLIB, _ANY_HEADER = ("gzip", "x-gzip", "deflate"), 32 + zlib.MAX_WBITS
+_PIECE_BYTES = 1 << 20
 _LIMITS = httpx.Limits(max_connections=100, max_keepalive_connections=0)
 
 
@@ -88,7 +92,12 @@ class UrlFetcher:
         request = self._client.build_request(
             "GET",
             pinned,
-            headers={"Host": host_header, "Accept-Encoding": "identity"},
+            headers={
+                "Host": host_header,
+                "User-Agent": f"hippo/{distribution_version()} (+{ADDRESS})",
+                "Accept": "*/*",
+                "Accept-Encoding": "identity",  # videos are compressed
+            },
             # The certificate is checked for the host name, not for the address.
             extensions={"sni_hostname": host} if scheme == "https" else None,
         )
@@ -102,11 +111,15 @@ class UrlFetcher:
             if declared.isdigit() and int(declared) > self._max_bytes:
                 raise self._too_large()
             body = bytearray()
-            async for piece in response.aiter_raw():
-                count_bytes(len(piece))
-                body += piece
-                if len(body) > self._max_bytes:
-                    raise self._too_large()
+            content = _Content(response.headers.get("content-encoding", ""))
+            async for stored in response.aiter_raw():
+                for piece in content.pieces(stored):
+                    count_bytes(len(piece))
+                    body += piece
+                    if len(body) > self._max_bytes:
+                        raise self._too_large()
+                    await asyncio.sleep(0)  # a compressed piece may be a thousand times as large
+            content.check_end()
             return bytes(body)
         finally:
             await response.aclose()
@@ -148,6 +161,43 @@ class UrlFetcher:
                         f"the URL's host {host!r} has an address that is not public"
                     )
         return addresses[0]
+
+
+class _Content:
+    """Undoes the compression of a reply, which some servers send unasked."""
+
+    def __init__(self, encoding: str) -> None:
+        """Raises MediaError for an encoding that cannot be undone."""
+        self._encoding = encoding.strip().lower()
+        self._unpacker = None
+        if self._encoding not in ("", "identity"):
+            if self._encoding not in _ZLIB:
+                raise MediaError(
+                    f"the URL's reply is compressed ({self._encoding:.40}), though it was asked for "
+                    "as it is; gzip and deflate can be read"
+                )
+            self._unpacker = zlib.decompressobj(_ANY_HEADER)
+
+    def pieces(self, stored: bytes) -> Iterator[bytes]:
+        """Yields the content in pieces of at most 1 MiB; raises MediaError if it is damaged."""
+        if self._unpacker is None:
+            yield stored
+            return
+        try:
+            while stored:
+                if self._unpacker.eof:  # gzip files may be joined
+                    self._unpacker = zlib.decompressobj(_ANY_HEADER)
+                yield self._unpacker.decompress(stored, _PIECE_BYTES)
+                stored = self._unpacker.unconsumed_tail or self._unpacker.unused_data
+        except zlib.error:
+            raise MediaError(
+                f"the URL's reply says that it is compressed ({self._encoding}), and is not"
+            ) from None
+
+    def check_end(self) -> None:
+        """Raises MediaError if the content is not whole."""
+        if self._unpacker is not None and not self._unpacker.eof:
+            raise MediaError(f"the URL's reply ({self._encoding}) is cut off")
 
 
 def is_public_address(address: str) -> bool:

@@ -21,6 +21,7 @@ from gateway.errors import (
 )
 from gateway.keys import Keyring
 from gateway.metrics import GatewayMetrics
+from hippo.local_files import shorten
 from hippo.logs import request_id_var
 from hippo.tracing import NO_SPAN, Span, span
 
@@ -110,11 +111,15 @@ class RequestMiddleware:
         try:
             if _declared_length(headers) > max_bytes:
                 error = BodyTooLargeError(limit, is_upload=is_upload)
-                body = error_body(
-                    error.detail, type_name="invalid_request_error", code="body_too_large"
+                await _refusal(413, error.detail, code="body_too_large")(scope, receive, named_send)
+                return
+            encoding = headers.get("content-encoding", "identity").strip().lower()
+            if encoding not in ("", "identity"):
+                detail = (
+                    f"the request body is compressed ({shorten(encoding)}); this server reads none "
+                    "that is: send it without Content-Encoding"
                 )
-                refusal = JSONResponse(body, status_code=413, headers={"connection": "close"})
-                await refusal(scope, receive, named_send)
+                await _refusal(400, detail)(scope, receive, named_send)
                 return
             await self._app(scope, limited_receive, named_send)
         except Exception as error:
@@ -152,6 +157,35 @@ class RequestMiddleware:
                 extra={**extra, "elapsed_ms": round(elapsed_s * 1e3, 1)},
             )
             request_id_var.reset(token)
+
+
+def _refusal(status: int, message: str, code: str | None = None) -> JSONResponse:
+    """Returns the answer to a request whose body is not read."""
+    body = error_body(message, type_name="invalid_request_error", code=code)
+    return JSONResponse(body, status_code=status, headers={"connection": "close"})
+
+
+class HeadMiddleware:
+    """Answers HEAD as GET, without the body."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http" or scope["method"] != "HEAD":
+            await self._app(scope, receive, send)
+            return
+        got = {**scope, "method": "GET"}
+
+        async def send_head(message: Message) -> None:
+            if message["type"] == "http.response.body":
+                message = {**message, "body": b""}
+            await send(message)
+
+        try:
+            await self._app(got, receive, send_head)
+        finally:
+            scope.update({name: got[name] for name in ("route", "endpoint") if name in got})
 
 
 class KeyMiddleware:

@@ -24,16 +24,17 @@ from hippo.video.orientation import Orientation
 from hippo.video.resizing import fit_frames, fit_size
 from hippo.video.sampling import count_frames, sample_frames
 from hippo.video.seeking import SeekError, all_frames, seek_frames
+from hippo.video.signatures import HEAD_BYTES, image_kind, mismatch
 from hippo.video.timeline import PresentationTimes, refusing, timeline_of_index, timeline_of_packets
 
 # Only containers that hold their media themselves; a playlist could name other files or URLs.
 _FORMATS = "mov,mp4,matroska,webm,avi,mpegts,mpeg,mpegvideo,flv,asf,ogg,gif,ivf,h264,hevc,3gp,m4v"
 _READABLE = "mp4, mov, webm, mkv, avi, mpeg-ts or gif"
 _OF_THE_VIDEO = (b"mdat", b"moov", b"moof")
-_IMAGE_SIGNATURES = {
-    b"\x89PNG\r\n\x1a\n": "PNG",
-    b"\xff\xd8\xff": "JPEG",
-    b"BM": "BMP",
+_INSTEAD = {
+    "an animated WebP": "send it as mp4, webm or gif, or as an image of its first frame",
+    "a HEIC image": "send it as an image in jpeg, png, webp or avif",
+    "an SVG drawing": "send it as an image in png",
 }
 _FRAME = "a frame of the video"
 _NO_VIDEO = av.stream.Disposition.attached_pic | av.stream.Disposition.timed_thumbnails
@@ -105,7 +106,9 @@ def _open(file: BinaryIO, limits: DecodeLimits) -> av.container.InputContainer:
 
 def _opened(file: BinaryIO, **options: str) -> av.container.InputContainer:
     file.seek(0)
-    with refusing(f"this is not a video that can be read; send {_READABLE}"):
+    what = mismatch(file.read(HEAD_BYTES), "a video that can be read")
+    file.seek(0)
+    with refusing(f"this is {what}; send {_READABLE}"):
         return av.open(
             file,
             "r",
@@ -222,10 +225,10 @@ def _check_head(file: BinaryIO) -> bool:
     """Returns whether the file is an mp4 whose frames are cut off behind the index. Raises
     MediaError for an image, and for an mp4 without a whole index."""
     file.seek(0)
-    head = file.read(16)
-    for signature, name in _IMAGE_SIGNATURES.items():
-        if head.startswith(signature):
-            raise MediaError(f"this is a {name} image, not a video; send it as an image")
+    head = file.read(HEAD_BYTES)
+    if kind := image_kind(head):
+        instead = _INSTEAD.get(kind, "send it as an image")
+        raise MediaError(f"this is {kind}, not a video; {instead}")
     if head[4:8] != b"ftyp":
         return False
     size = file.seek(0, io.SEEK_END)

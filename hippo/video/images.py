@@ -13,11 +13,12 @@ from hippo.video.frame_list import read_frame_list
 from hippo.video.limits import DecodeLimits
 from hippo.video.resizing import fit_frames, fit_image, fit_size
 from hippo.video.sampling import spaced
+from hippo.video.signatures import HEAD_BYTES, is_video, mismatch
 
 if TYPE_CHECKING:
     from PIL import Image
 
-_FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF")
+_FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF", "AVIF")
 
 Colour = tuple[int, int, int]
 WHITE: Colour = (255, 255, 255)
@@ -97,9 +98,11 @@ def _rgb(
             return _flattened(ImageOps.exif_transpose(image), background)
     except UnidentifiedImageError:
         if formats == _FORMATS:
-            raise MediaError(
-                "this is not an image that can be read; send a jpeg, png or webp"
-            ) from None
+            file.seek(0)
+            head = file.read(HEAD_BYTES)
+            what = mismatch(head, "an image that can be read")
+            instead = "send it as a video" if is_video(head) else "send a jpeg, png, webp or avif"
+            raise MediaError(f"this is {what}; {instead}") from None
         raise MediaError(f"{name} is not a {formats[0].lower()} image that can be read") from None
     except (MediaError, MemoryError):
         raise

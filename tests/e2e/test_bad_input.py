@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import gzip
 import json
 from collections.abc import Iterator
 from pathlib import Path
@@ -292,6 +293,24 @@ def test_a_body_that_is_not_a_request(http: httpx.Client, content: bytes, expect
 def test_a_body_of_another_type(http: httpx.Client) -> None:
     response = http.post(CHAT, content=b"hello", headers={"content-type": "text/plain"})
     assert "application/json" in _refused(response, 400)
+
+
+def test_a_compressed_body_is_refused_and_says_so(http: httpx.Client) -> None:
+    headers = {"content-type": "application/json", "content-encoding": "gzip"}
+    response = http.post(CHAT, content=gzip.compress(b"{}"), headers=headers)
+    assert "compressed (gzip)" in _refused(response, 400)
+
+
+def test_too_many_of_something_are_counted(http: httpx.Client) -> None:
+    many = [{"role": "user", "content": "Hi"}] * 1025
+    for fields, words in (
+        ({"messages": many}, "messages has 1,025 entries; at most 1,024 are allowed"),
+        ({"messages": []}, "messages has 0 entries; at least 1 are needed"),
+        ({"stop": ["a"] * 17}, "stop has 17 entries; at most 16 are allowed"),
+        ({"cache_salt": "x" * 300}, "cache_salt has 300 characters; at most 256 are allowed"),
+    ):
+        body = {"model": "hippo", "messages": many[:1], **fields}
+        assert words in _refused(http.post(CHAT, json=body), 400, param=next(iter(fields)))
 
 
 def test_a_body_over_the_limit_declared_or_not(http: httpx.Client) -> None:

@@ -114,6 +114,18 @@ def test_what_orchestrators_ask_needs_no_key(http: httpx.Client, path: str) -> N
     assert http.get(path).status_code == 200
 
 
+@pytest.mark.parametrize(
+    "path", ["/health", "/ready", "/v1/models", "/v1/models/hippo", "/nothing"]
+)
+def test_head_is_get_without_the_body(http: httpx.Client, path: str) -> None:
+    key = {"Authorization": f"Bearer {ALICE}"}
+    got, head = (http.request(method, path, headers=key) for method in ("GET", "HEAD"))
+    assert head.status_code == got.status_code
+    assert got.content and not head.content
+    for name in ("content-type", "content-length"):
+        assert head.headers[name] == got.headers[name]
+
+
 def test_a_head_without_end_is_refused(guarded: str, http: httpx.Client) -> None:
     address = httpx.URL(guarded)
     with socket.create_connection((address.host, address.port or 0), timeout=30) as client:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import gzip
+import io
 import os
 import struct
 import zlib
 
 import av
 import pytest
+from PIL import Image
 
 from hippo.errors import MediaError
 from hippo.types import FramePlan, Media, MediaKind
@@ -92,6 +95,13 @@ def huge_png() -> bytes:
     return patched(data, b"IHDR", 17, struct.pack(">I", zlib.crc32(header)))
 
 
+def animated_webp() -> bytes:
+    first, *others = (Image.new("RGB", (32, 24), (80 * number, 9, 9)) for number in range(3))
+    buffer = io.BytesIO()
+    first.save(buffer, "WEBP", save_all=True, append_images=others)
+    return buffer.getvalue()
+
+
 REFUSED: dict[str, tuple[Build, str]] = {
     "nothing": (lambda: b"", "the video is empty (0 bytes)"),
     "a text": (
@@ -99,7 +109,9 @@ REFUSED: dict[str, tuple[Build, str]] = {
         "this is not a video that can be read; send mp4,",
     ),
     "zeros": (lambda: bytes(5000), "not a video that can be read"),
-    "a document": (lambda: b"%PDF-1.7\n" * 99, "not a video that can be read"),
+    "a document": (lambda: b"%PDF-1.7\n" * 99, "this is a PDF document, not a video that can"),
+    "a page": (lambda: b"\n<!doctype HTML><p>404", "this is an HTML page, not a video that can"),
+    "a gzip file": (lambda: gzip.compress(b"x" * 99), "this is a gzip file, not a video"),
     "a playlist": (
         lambda: b"#EXTM3U\n#EXT-X-VERSION:3\n#EXTINF:1,\nfile:///etc/passwd\n#EXT-X-ENDLIST\n",
         "not a video that can be read",
@@ -109,10 +121,12 @@ REFUSED: dict[str, tuple[Build, str]] = {
         "not a video that can be read",
     ),
     "sound in a video's container": (sound_only, "no video track that can be read (only audio)"),
-    "a wave file": (lambda: b"RIFF\x24\0\0\0WAVEfmt " + bytes(24), "not a video"),
+    "a wave file": (lambda: b"RIFF\x24\0\0\0WAVEfmt " + bytes(24), "this is a WAV sound"),
     "a picture": (lambda: picture("PNG"), "this is a PNG image, not a video; send it as an image"),
     "a photo": (lambda: picture("JPEG"), "this is a JPEG image"),
-    "a web picture": (lambda: picture("WEBP"), "not a video that can be read"),
+    "a web picture": (lambda: picture("WEBP"), "this is a WebP image, not a video; send it as an"),
+    "a moving web picture": (animated_webp, "an animated WebP, not a video; send it as mp4, webm"),
+    "a phone's photo": (lambda: b"\0\0\0\x24ftypheic" + bytes(99), "this is a HEIC image"),
     "an mp4 without its index": (
         lambda: without(encode("mp4", "libx264"), b"moov"),
         "it has no index",
@@ -144,7 +158,15 @@ REFUSED: dict[str, tuple[Build, str]] = {
 }
 REFUSED_IMAGES: dict[str, tuple[Build, str]] = {
     "nothing": (lambda: b"", "the image is empty (0 bytes)"),
-    "a video": (VIDEOS["mp4 h264"], "this is not an image that can be read; send a jpeg, png"),
+    "a video": (
+        VIDEOS["mp4 h264"],
+        "this is an mp4 or mov video, not an image that can be read; send it as a video",
+    ),
+    "a phone's photo": (
+        lambda: b"\0\0\0\x24ftypheic" + bytes(99),
+        "this is a HEIC image, not an image that can be read; send a jpeg, png, webp or avif",
+    ),
+    "a text": (lambda: b"no picture", "this is not an image that can be read; send a jpeg"),
     "half a png": (lambda: half("PNG"), "the image is damaged or cut off"),
     "half a jpeg": (lambda: half("JPEG"), "the image is damaged or cut off"),
     "half a webp": (lambda: half("WEBP"), "image"),

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import gzip
+import re
 import socket
 import ssl
+import zlib
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -326,4 +329,57 @@ async def test_a_name_is_looked_up_once_and_the_connection_goes_where_it_led(
             patched.setattr(asyncio.get_running_loop(), "getaddrinfo", resolve)
             assert await fetcher.fetch_url(f"http://one.example:{port}/", _count) == b"data"
     assert [host for host in hosts if host == "one.example"] == ["one.example"]
+    await fetcher.close()
+
+
+async def test_a_fetch_says_who_fetches_and_asks_for_the_file_as_it_is() -> None:
+    heads = []
+
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        heads.append((await reader.readuntil(b"\r\n\r\n")).decode().lower())
+        writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: 4\r\n\r\ndata")
+
+    fetcher = _fetcher("127.0.0.1", **_LOCAL)
+    async with serving(answer) as port:
+        await fetcher.fetch_url(f"http://127.0.0.1:{port}/", _count)
+    await fetcher.close()
+    assert re.search(r"user-agent: hippo/\S+ \(\+https://\S+/\)\r\n", heads[0])
+    assert "accept-encoding: identity\r\n" in heads[0]
+
+
+CONTENT = bytes(range(256)) * 20_000
+
+
+@pytest.mark.parametrize(
+    ("encoding", "stored", "expected"),
+    [
+        ("gzip", gzip.compress(CONTENT), CONTENT),
+        ("GZIP", gzip.compress(b"one") + gzip.compress(b"two"), b"onetwo"),
+        ("deflate", zlib.compress(CONTENT), CONTENT),
+        ("identity", b"data", b"data"),
+        ("gzip", gzip.compress(b""), b""),
+        ("gzip", gzip.compress(CONTENT)[:-9], "is cut off"),
+        ("gzip", b"", "is cut off"),
+        ("gzip", b"\x89PNG", "says that it is compressed (gzip), and is not"),
+        ("br", b"data", "is compressed (br), though"),
+        ("gzip", gzip.compress(bytes(10_000_000)), "larger than 6000000 bytes"),
+    ],
+)
+async def test_a_compressed_reply_is_taken_if_it_is_whole(
+    encoding: str, stored: bytes, expected: bytes | str
+) -> None:
+    async def answer(_: str, writer: asyncio.StreamWriter) -> None:
+        head = f"HTTP/1.1 200 OK\r\nContent-Length: {len(stored)}\r\nContent-Encoding: {encoding}"
+        writer.write(f"{head}\r\n\r\n".encode() + stored)
+
+    fetcher = _fetcher("127.0.0.1", **_LOCAL, max_media_bytes=6_000_000)
+    counted: list[int] = []
+    async with _answering(answer) as url:
+        if isinstance(expected, bytes):
+            assert await fetcher.fetch_url(url, counted.append) == expected
+            assert sum(counted) == len(expected) and max(counted, default=0) <= 1 << 20
+        else:
+            with pytest.raises(MediaError, match=re.escape(expected)):
+                await fetcher.fetch_url(url, counted.append)
+            assert sum(counted) <= 6_000_000 + (1 << 20)
     await fetcher.close()
