@@ -52,7 +52,7 @@ def mismatch(head: bytes, expected: str) -> str:
 
 def is_video(head: bytes) -> bool:
     """Whether a file is a video that is known."""
-    return _first(_VIDEOS, head) is not None
+    return image_kind(head) is None and _first(_VIDEOS, head) is not None
 
 
 def _first(signatures: tuple[tuple[bytes, str], ...], head: bytes) -> str | None:
