@@ -173,8 +173,8 @@ class _Content:
         if self._encoding not in ("", "identity"):
             if self._encoding not in _ZLIB:
                 raise MediaError(
-                    f"the URL's reply is compressed ({self._encoding:.40}), though it was not asked "
-                    "to be; gzip and deflate can be read"
+                    f"the URL's reply is compressed ({self._encoding:.40}), which was not asked "
+                    "for; gzip and deflate can be read"
                 )
             self._unpacker = zlib.decompressobj(_ANY_HEADER)
 

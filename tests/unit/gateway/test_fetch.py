@@ -361,7 +361,7 @@ CONTENT = bytes(range(256)) * 20_000
         ("gzip", gzip.compress(CONTENT)[:-9], "is cut off"),
         ("gzip", b"", "is cut off"),
         ("gzip", b"\x89PNG", "says that it is compressed (gzip), and is not"),
-        ("br", b"data", "is compressed (br), which it was not asked"),
+        ("br", b"data", "is compressed (br), which was not"),
         ("gzip", gzip.compress(bytes(10_000_000)), "larger than 6000000 bytes"),
     ],
 )
