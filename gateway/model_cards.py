@@ -53,6 +53,15 @@ class ModelCard(BaseModel):
     hippo: ModelFacts
 
 
+class ExpectedFrames(BaseModel):
+    """What a model sees of a video by default."""
+
+    num_frames: int
+    width: int = Field(description="Of a frame, after resizing.")
+    height: int
+    num_tokens: int = Field(description="Visual tokens, of all frames together; approximate.")
+
+
 class ModelList(BaseModel):
     """The served models."""
 

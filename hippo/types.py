@@ -351,6 +351,7 @@ class ModelInfo:
     video_hash: bytes = b""  # of how a video becomes prompt ids; empty: not told
     takes_grammars: bool = False  # whether SamplingParams.grammar takes effect
     cache_tokens: int = 0  # of a slot, less than the context if a draft's; 0: the whole context
+    frame_sampling: str = ""  # JSON of max_frames and hippo.video.resizing.FrameLimits; "": unknown
 
     @property
     def slot_tokens(self) -> int:

@@ -1,16 +1,30 @@
-"""GET /v1/models: the served models."""
+"""GET /v1/models: the served models; GET /v1/frames: what one of them sees of a video."""
 
 from __future__ import annotations
 
-from typing import Literal
+import json
+from dataclasses import fields
+from typing import Annotated, Literal
 
-from fastapi import APIRouter
+from fastapi import APIRouter, Query
 
-from gateway.model_cards import DraftCard, ModelCard, ModelFacts, ModelList, ServiceCard
+from gateway.model_cards import (
+    DraftCard,
+    ExpectedFrames,
+    ModelCard,
+    ModelFacts,
+    ModelList,
+    ServiceCard,
+)
 from gateway.openapi import answers
 from gateway.state import State
 from gateway.targets import Draft, Target
-from hippo.types import ModelInfo
+from hippo.errors import NotFoundError
+from hippo.models.context import visual_limit
+from hippo.types import FramePlan, ModelInfo
+from hippo.video.limits import DecodeLimits
+from hippo.video.resizing import FrameLimits
+from hippo.video.sampling import expected_frames, resolve_plan
 
 router = APIRouter(prefix="/v1", tags=["models"])
 
@@ -25,6 +39,33 @@ async def list_models(state: State) -> ModelList:
 async def get_model(name: str, state: State) -> ModelCard:
     """Returns the served model of this name."""
     return _card(state.backends.model(name), state)
+
+
+@router.get("/frames", responses=answers(400, 404, 503))
+async def expect_frames(
+    state: State,
+    seconds: Annotated[float, Query(gt=0, le=1e6, allow_inf_nan=False)],
+    width: Annotated[int, Query(ge=1, le=1 << 16)],
+    height: Annotated[int, Query(ge=1, le=1 << 16)],
+    model: str | None = None,
+) -> ExpectedFrames:
+    """Returns what the model sees of a video of this length and size, without options."""
+    info = state.backends.model(model)
+    if not info.frame_sampling:
+        raise NotFoundError(
+            f"the target service of {info.name} does not tell how it samples frames"
+        )
+    told = json.loads(info.frame_sampling)
+    known = {field.name for field in fields(FrameLimits)}  # a later release may tell more
+    limits = FrameLimits(**{name: told["limits"][name] for name in known & told["limits"].keys()})
+    room = visual_limit(info.max_context_length, 0, state.settings.max_visual_tokens)
+    plan = resolve_plan(
+        FramePlan(max_visual_tokens=room), DecodeLimits(max_frames=told["max_frames"]), limits
+    )
+    num_frames, size, num_tokens = expected_frames(seconds, height, width, plan, limits)
+    return ExpectedFrames(
+        num_frames=num_frames, width=size[1], height=size[0], num_tokens=num_tokens
+    )
 
 
 def _card(info: ModelInfo, state: State) -> ModelCard:

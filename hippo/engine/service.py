@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import enum
+import json
 import logging
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 
 from hippo.engine.device_thread import settle
 from hippo.engine.engine import Engine
@@ -123,6 +124,12 @@ class EngineService:
             model.info,
             media_dirs=tuple(map(str, files.directories)),
             takes_grammars=compiler is not None,
+            frame_sampling=json.dumps(
+                {
+                    "max_frames": settings.max_frames,
+                    "limits": asdict(settings.frame_limits(model.frame_limits)),
+                }
+            ),
         )
         num_tapped = self._num_tapped(model)
         engine = Engine(

@@ -97,7 +97,8 @@ class PromptBuilder(ABC):
         limits = {
             field.name: getattr(self.frame_limits, field.name)
             for field in fields(self.frame_limits)
-            if field.name not in ("image_pixels", "resample")  # decide no ids of a video
+            # These decide no ids of a video.
+            if field.name not in ("image_pixels", "resample", "as_shown")
         }
         described = json.dumps([limits, layout.pieces, layout.visual_grid])
         return hashlib.sha256(described.encode()).digest()

@@ -29,6 +29,12 @@ export class Api {
     return new File([blob], name, { type: blob.type });
   }
 
+  /** Returns what a model sees of a video of a length and size. */
+  async frames(model, { duration, videoWidth, videoHeight }) {
+    const size = { model, seconds: duration, width: videoWidth, height: videoHeight };
+    return this._get(`/v1/frames?${new URLSearchParams(size)}`);
+  }
+
   /** Uploads a video; returns its id. `onProgress(share)` is called with 0 to 1. */
   upload(file, onProgress, signal) {
     return new Promise((resolve, reject) => {

@@ -22,6 +22,12 @@ export function duration(ms) {
   return ms < 1000 ? `${Math.round(ms)} ms` : `${(ms / 1000).toFixed(2)} s`;
 }
 
+/** Returns a length of time as minutes and seconds. */
+export function clock(seconds) {
+  const whole = Math.max(Math.round(seconds), 1);
+  return `${Math.floor(whole / 60)}:${String(whole % 60).padStart(2, "0")}`;
+}
+
 /** Returns a number with `digits` decimals, or a dash for none. */
 export function number(value, digits = 2) {
   return Number.isFinite(value) ? value.toFixed(digits) : "–";

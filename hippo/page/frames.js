@@ -19,6 +19,17 @@ export function shownFrames(media) {
   });
 }
 
+/** Returns a picture (canvas) from the middle of a video, and its length in seconds. */
+export async function firstLook(url) {
+  const video = el("video", { muted: true, preload: "auto", src: url });
+  await once(video, "loadeddata");
+  const seconds = video.duration;
+  video.removeAttribute("src");
+  video.load();
+  const [picture] = await captureFrames(url, [seconds / 2]);
+  return { picture, seconds };
+}
+
 /** Returns pictures (canvases) of a video at the given seconds. Rejects if the browser cannot
  * decode the video. */
 export async function captureFrames(url, seconds) {

@@ -1,11 +1,13 @@
 import { Api } from "./api.js";
-import { el } from "./dom.js";
+import { clock, count, el } from "./dom.js";
 import { describeFields, followFields, requestFields } from "./form.js";
-import { captureFrames, shownFrames } from "./frames.js";
+import { captureFrames, firstLook, shownFrames } from "./frames.js";
 import { Run } from "./run.js";
 import { TurnView } from "./turn.js";
 
 // The live page: one conversation about one video.
+
+const LARGE_BYTES = 4e6; // of a sample: a larger one is only fetched when it is chosen
 
 const api = new Api();
 const find = (id) => document.getElementById(id);
@@ -26,6 +28,11 @@ async function start() {
     if (!state.working) askQuestion();
   });
   find("cancel").addEventListener("click", () => state.working?.abort());
+  find("first").addEventListener("click", () => raceOverSample());
+  find("preview").addEventListener("loadedmetadata", () => describeVideo());
+  find("preview").addEventListener("error", () => {
+    if (!find("preview").hidden) find("seen").textContent = "This browser cannot show it; the server may read it.";
+  });
   find("anew").addEventListener("click", () => beginAnew());
   find("question").addEventListener("keydown", (event) => {
     if (event.key === "Enter" && !event.shiftKey) {
@@ -67,17 +74,61 @@ async function connect() {
     );
     find("models-field").hidden = state.models.length < 2;
     find("about").textContent = describeModel(state.models[0]);
-    find("samples").replaceChildren(
-      ...samples.map(({ name }) =>
-        el("button", { type: "button", textContent: name, on: { click: () => takeSample(name) } }),
-      ),
-    );
+    find("samples").replaceChildren(...samples.map((sample) => el("li", {}, sampleButton(sample))));
     find("samples-field").hidden = !samples.length;
+    find("first").hidden = !samples.length;
     say("");
+    showSamples(samples);
   } catch (error) {
     find("key-form").hidden = error.status !== 401;
     if (error.status === 401) find("key").focus();
     say(problemText(error));
+  }
+}
+
+function sampleButton({ name }) {
+  return el(
+    "button",
+    { type: "button", "aria-pressed": "false", "data-name": name, on: { click: () => takeSample(name) } },
+    el("span", { textContent: name }),
+  );
+}
+
+/** Adds a picture and the length to each sample's button, one after another. */
+async function showSamples(samples) {
+  for (const { name, bytes } of samples) {
+    if (bytes > LARGE_BYTES) continue;
+    const button = find("samples").querySelector(`[data-name="${CSS.escape(name)}"]`);
+    let url = "";
+    try {
+      url = URL.createObjectURL(await api.sample(name));
+      const { picture, seconds } = await firstLook(url);
+      button.prepend(picture);
+      button.append(el("small", { textContent: clock(seconds) }));
+    } catch {
+      // The name alone stays: the browser cannot decode the video, or the sample is gone.
+    } finally {
+      URL.revokeObjectURL(url);
+    }
+  }
+}
+
+/** Tells the length and size of the chosen video, and what the model will see of it. */
+async function describeVideo() {
+  const { video } = state;
+  const preview = find("preview");
+  const { duration, videoWidth: width, videoHeight: height } = preview;
+  if (!Number.isFinite(duration) || !width) return;
+  const facts = [`${clock(duration)} long`, `${width} × ${height}`, find("chosen").textContent];
+  find("chosen").textContent = [facts.pop(), ...facts].join(", ");
+  try {
+    const seen = await api.frames(find("models").value, preview);
+    if (state.video !== video) return;
+    find("seen").textContent =
+      `The model will see ${count(seen.num_frames, "frame")} of ${seen.width} × ${seen.height}: ` +
+      `about ${count(seen.num_tokens, "visual token")}.`;
+  } catch {
+    // An earlier target does not tell.
   }
 }
 
@@ -121,23 +172,38 @@ function takeVideo(file) {
   state.video = { file, url, id: null };
   const megabytes = file.size / 1e6;
   find("chosen").textContent = `${file.name}, ${megabytes.toFixed(megabytes < 10 ? 2 : 0)} MB`;
-  find("preview").src = url;
+  find("seen").textContent = "";
   find("preview").hidden = false;
+  find("preview").src = url;
+  for (const button of find("samples").querySelectorAll("button")) {
+    button.setAttribute("aria-pressed", String(button.dataset.name === file.name));
+  }
   beginAnew();
 }
 
+/** Chooses a sample, which plays; returns whether it could be had. */
 async function takeSample(name) {
+  if (state.working) return false;
   try {
     takeVideo(await api.sample(name));
     find("question").focus();
+    await find("preview").play().catch(() => {}); // where playing needs a click of its own
+    return true;
   } catch (error) {
     say(problemText(error));
+    return false;
   }
+}
+
+async function raceOverSample() {
+  const first = find("samples").querySelector("button");
+  if (state.video || (await takeSample(first.dataset.name))) form.requestSubmit();
 }
 
 /** Asks with the draft, and then the target alone if both are to race. */
 async function askQuestion() {
-  const question = find("question").value.trim();
+  const suggested = state.video && !state.messages.length ? find("question").placeholder : "";
+  const question = find("question").value.trim() || suggested;
   if (!question) {
     say("ask something about the video");
     find("question").focus();
@@ -201,6 +267,7 @@ async function answerQuestion(question, signal) {
     note,
     ask: (strategy) => askSelection(request("pair"), strategy, pair.selection.ratio),
   });
+  find("intro").hidden = true;
   find("turns").append(view.node);
   view.node.scrollIntoView({ block: "start" });
   const turn = { question, note, video: video?.file.name ?? "", view };

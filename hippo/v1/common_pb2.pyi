@@ -1135,6 +1135,7 @@ class GetModelResponse(_message.Message):
     VIDEO_HASH_FIELD_NUMBER: _builtins.int
     TAKES_GRAMMARS_FIELD_NUMBER: _builtins.int
     CACHE_TOKENS_FIELD_NUMBER: _builtins.int
+    FRAME_SAMPLING_FIELD_NUMBER: _builtins.int
     protocol_version: _builtins.int
     """Version of this protocol; 1."""
     name: _builtins.str
@@ -1164,6 +1165,10 @@ class GetModelResponse(_message.Message):
     cache_tokens: _builtins.int
     """Tokens that a slot caches, if they are fewer than max_context_length, as a draft's that reads
     pruned prompts; 0: max_context_length.
+    """
+    frame_sampling: _builtins.str
+    """How frames of a video are sampled and resized, as JSON: max_frames, and limits, an object with
+    the fields of hippo.video.resizing.FrameLimits; empty if not told.
     """
     @_builtins.property
     def end_token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
@@ -1197,10 +1202,11 @@ class GetModelResponse(_message.Message):
         video_hash: _builtins.bytes = ...,
         takes_grammars: _builtins.bool = ...,
         cache_tokens: _builtins.int = ...,
+        frame_sampling: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cache_tokens", b"cache_tokens", "device", b"device", "device_uuids", b"device_uuids", "dtype", b"dtype", "end_token_ids", b"end_token_ids", "family", b"family", "max_context_length", b"max_context_length", "media_dirs", b"media_dirs", "name", b"name", "num_parameters", b"num_parameters", "num_slots", b"num_slots", "num_token_ids", b"num_token_ids", "protocol_version", b"protocol_version", "takes_grammars", b"takes_grammars", "tokenizer_hash", b"tokenizer_hash", "tokenizer_json", b"tokenizer_json", "video_hash", b"video_hash"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cache_tokens", b"cache_tokens", "device", b"device", "device_uuids", b"device_uuids", "dtype", b"dtype", "end_token_ids", b"end_token_ids", "family", b"family", "frame_sampling", b"frame_sampling", "max_context_length", b"max_context_length", "media_dirs", b"media_dirs", "name", b"name", "num_parameters", b"num_parameters", "num_slots", b"num_slots", "num_token_ids", b"num_token_ids", "protocol_version", b"protocol_version", "takes_grammars", b"takes_grammars", "tokenizer_hash", b"tokenizer_hash", "tokenizer_json", b"tokenizer_json", "video_hash", b"video_hash"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from hippo.errors import InvalidRequestError
 from hippo.types import FramePlan, MediaKind
 from hippo.video.limits import DecodeLimits
-from hippo.video.resizing import FrameLimits, check_room
+from hippo.video.resizing import FrameLimits, check_room, fit_frames, fit_size
 
 MAX_FPS = 240.0
 
@@ -107,6 +107,23 @@ def count_frames(total: int, duration_s: float, plan: FramePlan, multiple: int =
         most = _floor(min(plan.max_frames, total), multiple)
         wanted = min(max(duration_s * plan.fps, plan.min_frames), most, total)
     return max(_floor(wanted, multiple), multiple)
+
+
+def expected_frames(
+    seconds: float, height: int, width: int, plan: FramePlan, limits: FrameLimits
+) -> tuple[int, tuple[int, int], int]:
+    """Returns how many frames a video becomes, their height and width, and their visual tokens.
+
+    The video has at least 24 frames a second; ``plan`` is resolved. Raises as ``fit_size``.
+    """
+    total = max(math.ceil(24 * seconds), 1)
+    count = count_frames(total, seconds, plan, limits.frame_multiple)
+    count = fit_frames(count, height, width, plan, limits)
+    rows, columns = size = fit_size(count, height, width, plan, limits)
+    if limits.fixed_size is not None:
+        return count, size, count * limits.fixed_tokens
+    grids = math.ceil(count / limits.frame_multiple)
+    return count, size, grids * rows * columns // limits.side_multiple**2
 
 
 def sample_frames(seconds: Sequence[float], duration_s: float, num_frames: int) -> list[int]:

@@ -253,7 +253,7 @@ def test_model_info_survives_the_wire_and_another_version_is_refused() -> None:
     info = ModelInfo(
         "m", "toy", "cpu", "float32", b"h", b"{}", 50, (1, 2), 512, 4, 10**10,
         device_uuids=("0a1b", "2c3d"), video_hash=b"v",
-        takes_grammars=True,
+        takes_grammars=True, frame_sampling="{}",
     )  # fmt: skip
     message = codec.encode(info)
 

@@ -53,6 +53,7 @@ OPERATIONS = [
     "DELETE /v1/videos/{video_id}",
     "GET /v1/samples",
     "GET /v1/samples/{name}",
+    "GET /v1/frames",
     "POST /tokenize",
     "POST /detokenize",
     "GET /health",

@@ -14,6 +14,7 @@ from typing import Any, Literal
 import httpx
 import openai
 import pytest
+from axe_playwright_python.sync_playwright import Axe
 from playwright.sync_api import Browser, ConsoleMessage, Page, Request, expect, sync_playwright
 
 from gateway.responses import ChatCompletionChunk
@@ -63,7 +64,8 @@ def page(browser: Browser) -> Iterator[Page]:
 
     def hear(message: ConsoleMessage) -> None:
         # An answer with an error status is logged, and no fault of the page.
-        if message.type == "error" and "Failed to load resource" not in message.text:
+        is_heard = message.type in ("error", "warning")
+        if is_heard and "Failed to load resource" not in message.text:
             complaints.append(message.text)
 
     page.on("console", hear)
@@ -183,7 +185,82 @@ def test_samples_are_the_operators_videos_only(http: httpx.Client) -> None:
     assert http.get("/v1/samples/..%2Ffacts.json").status_code == 404
 
 
+def test_what_a_model_sees_of_a_video_is_told_before_it_is_sent(
+    running: Running, http: httpx.Client
+) -> None:
+    clip = {"seconds": 4, "width": 224, "height": 224}
+    expected = http.get("/v1/frames", params=clip).raise_for_status().json()
+    body = chat_body(data_url(running.clip), 1)
+    usage = http.post(CHAT, json=body).raise_for_status().json()["usage"]
+    (seen,) = usage["prompt_tokens_details"]["media"]
+    assert {name: seen[name] for name in expected} == expected
+    for wrong in ({"seconds": 0}, {"width": 0}, {"seconds": "x"}, {"model": "none"}):
+        assert http.get("/v1/frames", params=clip | wrong).status_code in (400, 404)
+
+
 # --- in the browser
+
+
+@needs_chromium
+def test_a_first_race_is_one_click_away_and_the_video_plays(running: Running, page: Page) -> None:
+    page.goto(running.url)
+    expect(page.locator("#intro p")).to_contain_text("The text is the same")
+    samples = page.locator("#samples button")
+    expect(samples.first.locator("canvas")).to_be_visible()
+    sample = page.get_by_role("button", name="handful.mp4")
+    expect(sample).to_contain_text(re.compile(r"handful\.mp4\s*0:0\d"))
+    sample.click()
+    expect(sample).to_have_attribute("aria-pressed", "true")
+    preview = page.locator("#preview")
+    expect(preview).to_have_js_property("paused", False)
+    expect(page.locator("#chosen")).to_contain_text(
+        re.compile(r"handful\.mp4, .* MB, 0:0\d long, \d+ × \d+")
+    )
+    seen = page.locator("#seen")
+    expect(seen).to_contain_text(
+        re.compile(r"see \d+ frames of \d+ × \d+: about \d+ visual tokens")
+    )
+
+    told = re.search(r"about (\d+) visual", seen.inner_text())
+    page.locator("#ask details").first.evaluate("node => node.open = true")
+    page.get_by_label("Most tokens").fill("16")
+    page.get_by_role("button", name="Race over a sample").click()
+    _is_idle(page)
+    turn = page.locator(".turn")
+    expect(turn.locator("h2")).to_have_text("Describe the video in detail.")
+    expect(turn.locator(".verdict")).to_contain_text("token for token (16 tokens)")
+    expect(turn.locator(".frames-section .detail")).to_contain_text(f"of {told and told[1]} visual")
+    expect(page.locator("#intro")).to_be_hidden()
+
+
+@needs_chromium
+@pytest.mark.parametrize("width", [400, 1280])
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_axe_finds_nothing_before_and_after_a_race(
+    running: Running, browser: Browser, width: int, scheme: Literal["light", "dark"]
+) -> None:
+    context = browser.new_context(
+        viewport={"width": width, "height": 900}, color_scheme=scheme, bypass_csp=True
+    )
+    context.set_default_timeout(FAST_MS)
+    page = context.new_page()
+    page.goto(running.url)
+    expect(page.locator("#samples canvas").first).to_be_visible()
+    _has_no_violations(page)
+    page.get_by_role("button", name="handful.mp4").click()
+    _ask(page, tokens=8)
+    _is_idle(page)
+    expect(page.locator(".frames canvas").first).to_be_visible()
+    _has_no_violations(page)
+    assert _overflow(page) <= 0
+    context.close()
+
+
+def _has_no_violations(page: Page) -> None:
+    found = Axe().run(page).response["violations"]
+    assert not found, json.dumps(
+        [(each["id"], [node["html"] for node in each["nodes"]]) for each in found], indent=1
+    )
 
 
 @needs_chromium
