@@ -133,6 +133,44 @@ def without(data: bytes, name: bytes) -> bytes:
     return data[:start] + data[start + size :]
 
 
+def with_matrix(data: bytes, a: int, b: int, c: int, d: int) -> bytes:
+    """An mp4 or mov with another display matrix."""
+    place = data.index(b"tkhd") + 4 + 40
+    values = (a << 16, b << 16, 0, c << 16, d << 16, 0, 0, 0, 1 << 30)
+    return data[:place] + struct.pack(">9i", *values) + data[place + 36 :]
+
+
+def with_palette() -> bytes:
+    """An avi of 16 frames, each of one colour of a palette that comes with the first."""
+    palette = np.zeros((256, 4), np.uint8)  # alpha, red, green, blue
+    palette[:, 0], palette[:, 1], palette[:, 2] = 255, np.arange(256), 40
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder, "clip")
+        with av.open(path, "w", format="avi") as output:
+            stream = output.add_stream("rawvideo", rate=4)
+            stream.width, stream.height, stream.pix_fmt = 64, 32, "pal8"
+            for number in range(16):
+                indices = np.full((32, 64), 100 + number, np.uint8)
+                both: Any = (indices, palette)
+                frame = av.VideoFrame.from_ndarray(both, format="pal8")
+                output.mux(stream.encode(frame))
+            output.mux(stream.encode())
+        return path.read_bytes()
+
+
+def between_keys() -> bytes:
+    """A transport stream whose first key frame is missing."""
+    whole = encode("mpegts", "libx264", num_frames=16, options={"g": "8", "bf": "0"})
+    file = io.BytesIO()
+    with av.open(io.BytesIO(whole)) as source, av.open(file, "w", format="mpegts") as output:
+        copied = output.add_stream_from_template(source.streams.video[0])
+        for number, packet in enumerate(source.demux(video=0)):
+            if packet.dts is not None and number:
+                packet.stream = copied
+                output.mux(packet)
+    return file.getvalue()
+
+
 def frame_list(num_frames: int = 4) -> bytes:
     """JPEG frames as one file."""
     images = [picture("JPEG", width=32) for _ in range(num_frames)]
@@ -191,6 +229,19 @@ VIDEOS: dict[str, Build] = {
     ),
     "rotated by 90": lambda: encode("mp4", "libx264", rotation=90),
     "rotated by 180": lambda: encode("mp4", "libx264", rotation=180),
+    "mirrored": lambda: with_matrix(encode("mp4", "libx264"), -1, 0, 0, 1),
+    "transport streams joined": lambda: 2 * encode("mpegts", "libx264"),
+    "webm joined": lambda: 2 * encode("webm", "libvpx", options={"deadline": "realtime"}),
+    "avi of a palette": with_palette,
+    "mpeg-ts that begins between key frames": between_keys,
+    "mp4 with bytes behind its last box": lambda: encode("mp4", "libx264") + b"SEFT" * 9,
+    "mp4 of PQ": lambda: encode(
+        "mp4",
+        "libx264",
+        pix_fmt="yuv420p10le",
+        options={"x264-params": "colorprim=bt2020:transfer=smpte2084:colormatrix=bt2020nc"},
+    ),
+    "mp4, anamorphic": lambda: encode("mp4", "libx264", options={"aspect": "4:1"}),
     "one frame": lambda: encode("mp4", "libx264", num_frames=1),
     "a title in another encoding": lambda: encode(
         "matroska", "libx264", metadata={"title": "clip XXXX"}
@@ -211,6 +262,13 @@ IMAGES: dict[str, Build] = {
     "webp, lossless": lambda: picture("WEBP", "RGBA", lossless=True),
     "gif": lambda: picture("GIF", "P"),
     "bmp": lambda: picture("BMP"),
+    "png of 16 bits": lambda: picture("PNG", "I;16"),
+    "png with a transparent colour": lambda: picture("PNG", transparency=(0, 37, 74)),
+    "tiff of floats": lambda: picture("TIFF", "F"),
+    "avif": lambda: picture("AVIF"),
+    "webp, animated": lambda: picture(
+        "WEBP", save_all=True, append_images=[Image.new("RGB", (40, 24))]
+    ),
 }
 """Still images that are decoded."""
 

@@ -16,7 +16,7 @@ from PIL import Image
 
 from hippo.types import FramePlan, Media, MediaKind
 from hippo.video.decoder import MediaDecoder
-from tests.fuzz.corpus import encode
+from tests.fuzz.corpus import encode, with_matrix, with_palette
 from tests.support.clips import numbers, picture
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")  # where the decoder lives
@@ -54,12 +54,6 @@ ORIENTATIONS = {  # of tkhd: (a, b, c, d), as ffmpeg shows it
 @pytest.fixture(scope="module", params=["mp4", "mov"])
 def cornered(request: pytest.FixtureRequest) -> bytes:
     return encode(request.param, "libx264", paint=corners, width=96, height=64)
-
-
-def with_matrix(data: bytes, a: int, b: int, c: int, d: int) -> bytes:
-    place = data.index(b"tkhd") + 4 + 40
-    values = (a << 16, b << 16, 0, c << 16, d << 16, 0, 0, 0, 1 << 30)
-    return data[:place] + struct.pack(">9i", *values) + data[place + 36 :]
 
 
 @pytest.mark.parametrize("matrix", ORIENTATIONS)
@@ -234,24 +228,6 @@ async def test_the_track_is_the_one_that_players_show(
 ) -> None:
     found = await decoded(decoder, two_tracks(*sizes, default=default), fps=2.0)
     assert found.shape[1:3] == expected
-
-
-def with_palette() -> bytes:
-    """An avi of 16 frames, each of one colour of a palette that comes with the first."""
-    palette = np.zeros((256, 4), np.uint8)  # alpha, red, green, blue
-    palette[:, 0], palette[:, 1], palette[:, 2] = 255, np.arange(256), 40
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder, "clip")
-        with av.open(path, "w", format="avi") as output:
-            stream = output.add_stream("rawvideo", rate=4)
-            stream.width, stream.height, stream.pix_fmt = 64, 32, "pal8"
-            for number in range(16):
-                indices = np.full((32, 64), 100 + number, np.uint8)
-                both: Any = (indices, palette)
-                frame = av.VideoFrame.from_ndarray(both, format="pal8")
-                output.mux(stream.encode(frame))
-            output.mux(stream.encode())
-        return path.read_bytes()
 
 
 async def test_a_palette_that_comes_with_the_first_packet_lasts(decoder: MediaDecoder) -> None:
