@@ -10,6 +10,9 @@ UV = UV_FIND_LINKS="$(call pip_has,FIND_LINKS,find-links)" UV_DEFAULT_INDEX="$(c
 INSTALL = $(UV) pip install -p $(BIN)/python -c constraints.txt
 unexport PYTHONDONTWRITEBYTECODE
 
+# Three workers, because tests wait for processes; short files last, so that all workers end together.
+SLOWEST_FIRST = -n 3 --dist loadfile --no-loadscope-reorder
+
 .PHONY: help demo test nightly check lint lowest protos bench train clean
 
 help:  ## Show this list
@@ -19,8 +22,7 @@ demo: $(VENV)/.engine  ## Install, start the pair, ask about a clip, print the m
 	$(BIN)/hippo demo
 
 test: $(VENV)/.dev lint  ## Lint, type-check and run every test but those of nightly
-	@$(RUN) pytest -q -n 3 --dist loadfile --durations=15 tests/unit tests/contract tests/demo tests/integration; alone=$$?; \
-	$(RUN) pytest -q -n 3 --dist loadfile --durations=15 tests/e2e && exit $$alone
+	$(RUN) pytest -q $(SLOWEST_FIRST) --durations=15 tests/e2e tests/integration tests/demo tests/contract tests/unit
 
 nightly: $(VENV)/.dev  ## What takes long: a training, bench.gpu's parts, properties with new examples
 	$(RUN) pytest -q -m nightly --durations=15 tests/demo tests/e2e

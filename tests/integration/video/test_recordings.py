@@ -123,7 +123,10 @@ async def test_of_a_file_that_is_cut_off_behind_its_index_half_is_enough(
     assert "the file is cut off behind" in note and "of its 64 frames" in note
 
 
-async def test_fragments_that_are_cut_off_are_used_and_it_is_said(decoder: MediaDecoder) -> None:
+@pytest.mark.parametrize(("box", "num_bytes"), [(b"mdat", 40), (b"moof", 30)])
+async def test_fragments_that_are_cut_off_are_used_and_it_is_said(
+    decoder: MediaDecoder, box: bytes, num_bytes: int
+) -> None:
     data = clip(
         "mp4",
         "libx264",
@@ -131,8 +134,8 @@ async def test_fragments_that_are_cut_off_are_used_and_it_is_said(decoder: Media
         options={"g": "8", "bf": "0"},
         container_options={"movflags": "frag_keyframe+empty_moov"},
     )
-    last = data.rindex(b"mdat")
-    found = await decoder.decode(Media(MediaKind.VIDEO, data[: last + 40]), FramePlan(fps=4.0))
+    data = data[: data.rindex(box) + num_bytes]
+    found = await decoder.decode(Media(MediaKind.VIDEO, data), FramePlan(fps=4.0))
     shown = numbers(found)
     assert 56 <= len(shown) < 64 and shown == [number % 16 for number in range(len(shown))]
     assert found.notes == ("the file is cut off; what is there is used",)
