@@ -73,7 +73,8 @@ def in_standard_range(frame: av.VideoFrame, size: tuple[int, int]) -> Pixels:
     signal = resized.to_ndarray().astype(np.float32) / 65_535
     light = _pq_light(signal) if frame.color_trc == _PQ else _hlg_light(signal)
     light = np.clip(light @ _BT2020_TO_BT709.T / _DIFFUSE_WHITE, 0, 1)
-    return np.rint(255 * light ** (1 / _DISPLAY_GAMMA)).astype(np.uint8)
+    shown: Pixels = np.rint(255 * light ** (1 / _DISPLAY_GAMMA)).astype(np.uint8)
+    return shown
 
 
 def _pq_light(signal: np.ndarray) -> np.ndarray:

@@ -245,7 +245,7 @@ def _check_head(file: BinaryIO) -> bool:
         if length < 8 or offset + length > size:
             if box not in _OF_THE_VIDEO:  # what cameras write behind the last box
                 break
-            if box == b"mdat" and b"moov" in boxes or box == b"moof" and box in boxes:
+            if (box == b"mdat" and b"moov" in boxes) or (box == b"moof" and box in boxes):
                 return True
             raise MediaError(
                 f"the mp4 is cut off or damaged: its {box.decode('latin-1')!r} box does not fit "

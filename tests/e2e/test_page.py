@@ -188,7 +188,7 @@ def test_samples_are_the_operators_videos_only(http: httpx.Client) -> None:
 def test_what_a_model_sees_of_a_video_is_told_before_it_is_sent(
     running: Running, http: httpx.Client
 ) -> None:
-    clip = {"seconds": 4, "width": 224, "height": 224}
+    clip: dict[str, Any] = {"seconds": 4, "width": 224, "height": 224}
     expected = http.get("/v1/frames", params=clip).raise_for_status().json()
     body = chat_body(data_url(running.clip), 1)
     usage = http.post(CHAT, json=body).raise_for_status().json()["usage"]

@@ -162,7 +162,7 @@ def between_keys() -> bytes:
     """A transport stream whose first key frame is missing."""
     whole = encode("mpegts", "libx264", num_frames=16, options={"g": "8", "bf": "0"})
     file = io.BytesIO()
-    with av.open(io.BytesIO(whole)) as source, av.open(file, "w", format="mpegts") as output:
+    with av.open(io.BytesIO(whole), "r") as source, av.open(file, "w", format="mpegts") as output:
         copied = output.add_stream_from_template(source.streams.video[0])
         for number, packet in enumerate(source.demux(video=0)):
             if packet.dts is not None and number:

@@ -7,11 +7,12 @@ import io
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from fractions import Fraction
-from typing import Any
+from typing import Any, cast
 
 import av
 import numpy as np
 import pytest
+from av.video.stream import VideoStream
 
 from hippo.types import FramePlan, Media, MediaKind
 from hippo.video.decoder import MediaDecoder
@@ -29,7 +30,7 @@ def encoded(
     file = io.BytesIO()
     first = frames[0]
     with av.open(file, "w", format="mp4") as container:
-        stream = container.add_stream(codec, rate=10, options=options)
+        stream = cast(VideoStream, container.add_stream(codec, rate=10, options=options))
         stream.width, stream.height = first.width, first.height
         stream.pix_fmt = first.format.name
         if aspect is not None:
@@ -73,7 +74,9 @@ def showing(decoder: MediaDecoder, *, as_shown: bool) -> Iterator[Callable[[byte
     limits = decoder.frame_limits
 
     async def decode(data: bytes) -> Pixels:
-        return (await decoder.decode(Media(MediaKind.VIDEO, data), FramePlan())).frames.numpy()[0]
+        media = await decoder.decode(Media(MediaKind.VIDEO, data), FramePlan())
+        first: Pixels = media.frames.numpy()[0]
+        return first
 
     decoder.frame_limits = dataclasses.replace(limits, as_shown=as_shown)
     try:
