@@ -364,6 +364,7 @@ CONTENT = bytes(range(256)) * 20_000
         ("br", b"data", "is compressed (br), which was not"),
         ("gzip", gzip.compress(bytes(10_000_000)), "larger than 6000000 bytes"),
     ],
+    ids=["gzip", "joined", "deflate", "plain", "empty", "cut", "nothing", "other", "br", "large"],
 )
 async def test_a_compressed_reply_is_taken_if_it_is_whole(
     encoding: str, stored: bytes, expected: bytes | str
