@@ -55,9 +55,10 @@ _CODES: dict[type[HippoError], str] = {
 
 # Of pydantic: what there is too much or too little of, and the limit.
 _LENGTHS = {
-    "too_long": ("entries", "at most {max_length:,} are allowed"),
-    "too_short": ("entries", "at least {min_length:,} are needed"),
+    "too_long": "at most {max_length:,} are allowed",
+    "too_short": "at least {min_length:,} must be there",
 }
+_NOUNS = {"messages": "messages", "stop": "stop strings"}
 
 
 class BodyTooLargeError(HTTPException):
@@ -188,8 +189,9 @@ def _explain(errors: Sequence[Any], request: Request) -> tuple[str, str | None]:
     if first["type"] == "unsupported_field":
         return str(first["msg"]), param
     if first["type"] in _LENGTHS and context.get("actual_length") is not None:
-        noun, limit = _LENGTHS[first["type"]]
-        return f"{param} has {context['actual_length']:,} {noun}; {limit.format(**context)}", param
+        noun = _NOUNS.get(path[-1] if path else "", "entries")
+        limit = _LENGTHS[first["type"]].format(**context)
+        return f"{param} has {context['actual_length']:,} {noun}; {limit}", param
     if first["type"] == "string_too_long":
         limit = f"at most {context['max_length']:,} are allowed"
         return f"{param} has {len(first['input']):,} characters; {limit}", param

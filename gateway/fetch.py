@@ -19,9 +19,12 @@ _MAX_REDIRECTS = 3
 _DEFAULT_PORTS = {"http": 80, "https": 443}
 # Connections are not reused: httpx pools them by address, one address can serve several host names,
 # and the certificate was checked for the first name only.
-_ZLIB, _ANY_HEADER = ("gzip", "x-gzip", "deflate"), 32 + zlib.MAX_WBITS
-_PIECE_BYTES = 1 << 20
 _LIMITS = httpx.Limits(max_connections=100, max_keepalive_connections=0)
+
+
+_ZLIB, _ANY_HEADER = ("gzip", "x-gzip", "deflate"), 32 + zlib.MAX_WBITS
+_OTHER_ENCODINGS = ("br", "zstd", "compress", "x-compress")
+_PIECE_BYTES = 1 << 20
 
 
 class UrlFetcher:
@@ -112,7 +115,11 @@ class UrlFetcher:
                 raise self._too_large()
             body = bytearray()
             content = _Content(response.headers.get("content-encoding", ""))
+            num_stored = 0
             async for stored in response.aiter_raw():
+                num_stored += len(stored)
+                if num_stored > self._max_bytes:
+                    raise self._too_large()
                 for piece in content.pieces(stored):
                     count_bytes(len(piece))
                     body += piece
@@ -168,24 +175,33 @@ class _Content:
 
     def __init__(self, encoding: str) -> None:
         """Raises MediaError for an encoding that cannot be undone."""
+        # Servers also send values that name no compression, such as utf-8: those change nothing.
         self._encoding = encoding.strip().lower()
-        self._unpacker = None
-        if self._encoding not in ("", "identity"):
-            if self._encoding not in _ZLIB:
-                raise MediaError(
-                    f"the URL's reply is compressed ({self._encoding:.40}), which was not asked "
-                    "for; gzip and deflate can be read"
-                )
-            self._unpacker = zlib.decompressobj(_ANY_HEADER)
+        self._unpacker = zlib.decompressobj(_ANY_HEADER) if self._encoding in _ZLIB else None
+        self._has_begun = False
+        if self._encoding in _OTHER_ENCODINGS:
+            raise MediaError(
+                f"the URL's reply is compressed ({self._encoding}), which was not asked for; gzip "
+                "and deflate can be read"
+            )
 
     def pieces(self, stored: bytes) -> Iterator[bytes]:
         """Yields the content in pieces of at most 1 MiB; raises MediaError if it is damaged."""
+        if self._unpacker is not None and not self._has_begun and stored:
+            self._has_begun = True
+            if self._encoding != "deflate" and not stored.startswith(b"\x1f"):
+                self._unpacker = None  # a file that is stored with a wrong label
+            elif self._encoding == "deflate" and stored[0] & 15 != 8:  # no header of zlib's
+                self._unpacker = zlib.decompressobj(-zlib.MAX_WBITS)
         if self._unpacker is None:
             yield stored
             return
         try:
             while stored:
-                if self._unpacker.eof:  # gzip files may be joined
+                if self._unpacker.eof:  # gzip files may be joined, or be filled up with zeros
+                    stored = stored.lstrip(b"\0")
+                    if not stored:
+                        break
                     self._unpacker = zlib.decompressobj(_ANY_HEADER)
                 yield self._unpacker.decompress(stored, _PIECE_BYTES)
                 stored = self._unpacker.unconsumed_tail or self._unpacker.unused_data

@@ -60,9 +60,8 @@ class FrameTimes:
         if last >= MAX_LISTED_S:
             raise InvalidRequestError(
                 f"the last frame is {last:,.0f} s after the start of its video; frames up to "
-                f"{MAX_LISTED_S:,.0f} s can be sent: count from a later frame, or give the fps of "
-                "frames_indices",
-                param="media_io_kwargs.video.frames_indices",
+                f"{MAX_LISTED_S:,.0f} s can be sent: give the video's own frame rate (fps)",
+                param=f"media_io_kwargs.video.{'frames_indices' if self.indices else 'fps'}",
             )
         end = last + ((last - first) / (num_frames - 1) if num_frames > 1 else 1 / self.fps)
         if self.duration_s is None:
@@ -208,6 +207,8 @@ class MediaReader:
         mark = _BASE64.search(source.url, 0, _MAX_HEADER_LENGTH)
         if mark is None:
             problem = "is not base64" if "," in source.url else "has no comma before its data"
+            if ";base64," in source.url:
+                problem = f"has no ;base64, in its first {_MAX_HEADER_LENGTH:,} characters"
             raise MediaError(
                 f"the data: URL {problem}; expected data:{source.kind.value}/...;base64,..."
             )
@@ -306,7 +307,10 @@ def _frame_list(payload: str, times: FrameTimes) -> bytes:
 def _decode_base64(text: str, name: str) -> bytes:
     """Takes all forms that are in use: with line breaks, without padding, url-safe."""
     try:
-        digits = text.encode("ascii").translate(_URL_SAFE, _WHITE_SPACE).rstrip(b"=")
-        return base64.b64decode(digits + b"=" * (-len(digits) % 4), validate=True)
+        digits = text.encode("ascii").translate(_URL_SAFE, _WHITE_SPACE)
+        if len(digits) % 4:
+            digits = digits.rstrip(b"=")
+            digits += b"=" * (-len(digits) % 4)
+        return base64.b64decode(digits, validate=True)
     except (binascii.Error, ValueError) as error:
         raise MediaError(f"{name} is not valid base64: {error}") from None

@@ -35,6 +35,7 @@ _LONGEST_PAUSE_S = 60.0
 _LEFT = 499  # nginx's status for a client that left before the answer began
 # OpenTelemetry's names of methods; another one, which a client may make up, is "_OTHER".
 _METHODS = frozenset({"DELETE", "GET", "HEAD", "OPTIONS", "PATCH", "POST", "PUT"})
+_WITH_BODY = frozenset({"PATCH", "POST", "PUT"})
 _REQUEST_ID = re.compile(r"[\x21-\x7e]{1,128}")
 
 
@@ -114,7 +115,7 @@ class RequestMiddleware:
                 await _refusal(413, error.detail, code="body_too_large")(scope, receive, named_send)
                 return
             encoding = headers.get("content-encoding", "identity").strip().lower()
-            if encoding not in ("", "identity"):
+            if encoding not in ("", "identity") and scope["method"] in _WITH_BODY:
                 detail = (
                     f"the request body is compressed ({shorten(encoding)}); this server reads none "
                     "that is: send it without Content-Encoding"

@@ -28,7 +28,14 @@ class Neutral:
         """Returns what is wrong with a value that is not taken."""
         shown = " or ".join(repr(each) for each in self.values or ())
         instead = f"leave it out or give {shown}" if shown else "leave it out"
-        return f"is {value!r:.60}, but {self.why}; {instead}"
+        return f"is {_shown(value)}, but {self.why}; {instead}"
+
+
+def _shown(value: Any) -> str:
+    """Returns a value for an error; one that may be large is not written out."""
+    if isinstance(value, (list, dict)) and value:
+        return "a list" if isinstance(value, list) else "an object"
+    return repr(value[:60] if isinstance(value, str) else value)
 
 
 def _same(given: Any, expected: Any) -> bool:
@@ -97,11 +104,12 @@ REQUEST = {
     "structural_tag": Neutral((), "a form is that of the whole answer"),
     # vLLM, of thoughts
     "include_reasoning": INERT,
-    "thinking_token_budget": Neutral((), _NO_THOUGHTS),
+    "thinking_token_budget": Neutral((-1,), _NO_THOUGHTS),
     # vLLM, of what is sent back
     "logprob_token_ids": Neutral((), "top_logprobs says of which tokens"),
     "prompt_logprobs": Neutral((), "log-probabilities are those of the answer"),
     "request_id": INERT,  # the header X-Request-Id names a request
+    "return_assistant_tokens_mask": Neutral((False,), "the prompt is not sent back"),
     "return_mm_kwargs": INERT,
     "return_prompt_text": Neutral((False,), "the prompt is not sent back"),
     "return_token_offsets": INERT,
@@ -133,6 +141,7 @@ STRUCTURED_OUTPUTS = {
         (False,), "the schema says which properties there are"
     ),
     "disable_any_whitespace": Neutral((False,), "JSON has one line, with at most one space, here"),
+    "disable_fallback": INERT,
     "grammar": REQUEST["guided_grammar"],
     "structural_tag": REQUEST["structural_tag"],
     "whitespace_pattern": REQUEST["guided_whitespace_pattern"],

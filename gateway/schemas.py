@@ -51,13 +51,12 @@ class Message(Model):
     role: Literal["system", "developer", "user", "assistant"]
     content: Annotated[
         tuple[ContentPart, ...],
-        BeforeValidator(_text_as_part, json_schema_input_type=str | list[ContentPart]),
+        BeforeValidator(_text_as_part, json_schema_input_type=str | list[ContentPart] | None),
     ]
 
     @model_validator(mode="before")
     @classmethod
     def _an_answer_may_be_empty(cls, value: Any) -> Any:
-        # So are answers in which another server called a tool.
         if isinstance(value, dict) and value.get("role") == "assistant":
             if value.get("content") is None:
                 return {**value, "content": ""}
@@ -274,6 +273,8 @@ class ChatCompletionRequest(StructuredFields):
     def _is_object(cls, value: Any) -> Any:
         if not isinstance(value, dict):
             raise refusal("the request body must be a JSON object")
+        if value.get("best_of") is not None and value["best_of"] == value.get("n"):
+            return {name: given for name, given in value.items() if name != "best_of"}
         return value
 
     @model_validator(mode="after")

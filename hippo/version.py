@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 
 ADDRESS = "https://pypi.org/project/hippo-serve/"
 
 
+@cache
 def distribution_version() -> str:
     """Returns the version of the installed distribution."""
     try:

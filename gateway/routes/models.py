@@ -19,7 +19,7 @@ from gateway.model_cards import (
 from gateway.openapi import answers
 from gateway.state import State
 from gateway.targets import Draft, Target
-from hippo.errors import NotFoundError
+from hippo.errors import ContextLengthError, InvalidRequestError, MediaError, NotFoundError
 from hippo.models.context import visual_limit
 from hippo.types import FramePlan, ModelInfo
 from hippo.video.limits import DecodeLimits
@@ -59,10 +59,16 @@ async def expect_frames(
     known = {field.name for field in fields(FrameLimits)}  # a later release may tell more
     limits = FrameLimits(**{name: told["limits"][name] for name in known & told["limits"].keys()})
     room = visual_limit(info.max_context_length, 0, state.settings.max_visual_tokens)
-    plan = resolve_plan(
-        FramePlan(max_visual_tokens=room), DecodeLimits(max_frames=told["max_frames"]), limits
-    )
-    num_frames, size, num_tokens = expected_frames(seconds, height, width, plan, limits)
+    decoding = DecodeLimits(max_frames=told["max_frames"])
+    try:
+        plan = resolve_plan(FramePlan(max_visual_tokens=room), decoding, limits)
+        num_frames, size, num_tokens = expected_frames(seconds, height, width, plan, limits)
+    except ContextLengthError:
+        raise InvalidRequestError(
+            f"{info.name} has no room for a video of {width} x {height} pixels", param="height"
+        ) from None
+    except MediaError as error:
+        raise InvalidRequestError(error.message, param="height") from None
     return ExpectedFrames(
         num_frames=num_frames, width=size[1], height=size[0], num_tokens=num_tokens
     )

@@ -16,6 +16,7 @@ import string
 from collections.abc import Iterator, Sequence
 
 LETTERS = string.ascii_uppercase
+_LAST_PHRASES = 8  # bounds the time for an answer that repeats itself
 _LAST_WORDS = 5  # VLMEvalKit's: a letter in a sentence counts among these
 _MARKS = r"\s.,:;!?()\[\]{}*_`'\"“”’$"
 _TAG = re.compile(r"<answer>(.*?)(?:</answer>|$)", re.DOTALL | re.IGNORECASE)
@@ -26,12 +27,15 @@ _PHRASE = re.compile(
     re.IGNORECASE,
 )
 _SENTENCE_END = re.compile(r"(?<=\w\w)[.!?](?:\s|$)|\n")
-_NEGATED_BEFORE = re.compile(r"(?:\bnot|n't|\bneither|\bnor|\bexcept)\s+(?:\w+\s+)?[\"'(*]*$", re.I)
+_NEGATED_BEFORE = re.compile(
+    r"(?:\bnot|n't|\bneither|\bnor|\bexcept)[\s*_]+(?:\w+\s+)?[\"'(*]*$", re.I
+)
 _NEGATED_BEHIND = re.compile(
     r"[^.!?,;\n]*?\b(?:is|are|was|were)\s*(?:not\b|n't|wrong|incorrect|false|ruled out)"
     r"|[^.!?,;\n]*?\b(?:isn't|wasn't|aren't)",
     re.IGNORECASE,
 )
+_NAMED = re.compile(r"\b(?:answer|option|choice|choose|pick|select|chose)\W*$", re.IGNORECASE)
 _VERB = r"(?:is|was|as|because|since|or|and|but|if|would|should|seems|looks|fits|matches|best)\b"
 
 
@@ -39,8 +43,8 @@ def choice_in(text: str, options: Sequence[str]) -> str | None:
     """Returns the letter of the option that an answer chooses; None if it chooses none or several.
     Thoughts before ``</think>`` do not count."""
     letters = LETTERS[: len(options)]
-    for part in _parts(text.rpartition("</think>")[2]):
-        found = _letter_in(part, letters) or _option_in(part, options)
+    for part in _parts(text.rpartition("</think>")[2].partition("<think>")[0]):
+        found = _whole(part, options) or _letter_in(part, letters) or _option_in(part, options)
         if found is not None:
             return found
     return None
@@ -52,7 +56,7 @@ def _parts(text: str) -> Iterator[str]:
         marked = pattern.findall(text)
         if marked:
             yield marked[-1]
-    for phrase in reversed([*_PHRASE.finditer(text)]):
+    for phrase in reversed([*_PHRASE.finditer(text)][-_LAST_PHRASES:]):
         rest = text[phrase.end() :].lstrip()
         end = _SENTENCE_END.search(rest)
         yield rest[: end.start()] if end else rest
@@ -84,7 +88,8 @@ def _letter_in(text: str, letters: str) -> str | None:
         return None
     is_marked = any(_is_pointed_at(text, each) for each in tokens)
     is_near_end = len(text[tokens[-1].end() :].split()) < _LAST_WORDS
-    return named.pop() if is_first or is_marked or is_near_end else None
+    begins = re.fullmatch(rf"[{_MARKS}>-]*", text[: first.start()]) is not None
+    return named.pop() if begins or is_first or is_marked or is_near_end else None
 
 
 def _is_listed(text: str, letter: re.Match[str]) -> bool:
@@ -94,6 +99,8 @@ def _is_listed(text: str, letter: re.Match[str]) -> bool:
 
 def _is_article(text: str, letter: re.Match[str]) -> bool:
     """Whether it is the word "A" (or "I"): before a word in lower case that is no verb."""
+    if _NAMED.search(text[max(letter.start() - 40, 0) : letter.start()]):
+        return False
     return letter[1] in ("A", "I") and bool(
         re.match(rf"\s+(?!{_VERB})[a-z]|'[a-z]", text[letter.end() :])
     )
@@ -101,25 +108,39 @@ def _is_article(text: str, letter: re.Match[str]) -> bool:
 
 def _is_pointed_at(text: str, letter: re.Match[str]) -> bool:
     """Whether the words around a letter say that it is one of an option."""
-    before, behind = text[: letter.start()], text[letter.end() :]
-    named = re.search(r"\b(?:answer|option|choice|choose|pick|select|chose)\W*$", before, re.I)
+    before, behind = _around(text, letter)
+    named = _NAMED.search(before)
     enclosed = before.endswith(("(", "[", "**", '"')) and re.match(r"[)\]*\".:]", behind)
     right = re.match(r"\W*(?:is|was)\b[^.!?\n]*\b(?:correct|right|best|answer)", behind, re.I)
     return bool(named or enclosed or right)
 
 
+def _around(text: str, found: re.Match[str]) -> tuple[str, str]:
+    """Returns the words before and behind, of which no more are looked at."""
+    return text[max(found.start() - 40, 0) : found.start()], text[found.end() : found.end() + 200]
+
+
 def _is_denied(text: str, found: re.Match[str]) -> bool:
-    before, behind = text[: found.start()], text[found.end() :]
+    before, behind = _around(text, found)
     return bool(_NEGATED_BEFORE.search(before) or _NEGATED_BEHIND.match(behind))
+
+
+def _whole(text: str, options: Sequence[str]) -> str | None:
+    """Returns the letter of the option that the text is, if it has more than one letter."""
+    return _alike(text, options) if len(_words(text)) > 1 else None
+
+
+def _alike(text: str, options: Sequence[str]) -> str | None:
+    words = _words(text)
+    alike = [letter for letter, option in zip(LETTERS, options, strict=False)
+             if _words(option) == words]  # fmt: skip
+    return alike[0] if len(alike) == 1 else None
 
 
 def _option_in(text: str, options: Sequence[str]) -> str | None:
     """Returns the letter of the option that the text is, or else of the only one that it has."""
-    whole = _words(text)
-    alike = [letter for letter, option in zip(LETTERS, options, strict=False)
-             if _words(option) == whole]  # fmt: skip
-    if len(alike) == 1:
-        return alike[0]
+    if alike := _alike(text, options):
+        return alike
     found = [
         (letter, each.span())
         for letter, option in zip(LETTERS, options, strict=False)

@@ -97,7 +97,7 @@ class PromptBuilder(ABC):
         limits = {
             field.name: getattr(self.frame_limits, field.name)
             for field in fields(self.frame_limits)
-            # These decide no ids of a video.
+            # The first two decide no ids of a video, the last only those of anamorphic ones.
             if field.name not in ("image_pixels", "resample", "as_shown")
         }
         described = json.dumps([limits, layout.pieces, layout.visual_grid])

@@ -25,7 +25,7 @@ _TOKEN_TYPES = {MediaKind.IMAGE: 1, MediaKind.VIDEO: 2}  # transformers' mm_toke
 # MODEL_SEQ_LEN that a video may take.
 FRAME_TOKENS = (128, 768)
 MAX_VIDEO_TOKENS = int(128_000 * 0.9)
-_LONGEST_SECONDS = MAX_LISTED_S - 0.1  # to its text a frame has room
+_LONGEST_SECONDS = MAX_LISTED_S  # to its text a frame has room
 
 
 class QwenPromptBuilder(PromptBuilder):

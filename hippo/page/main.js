@@ -28,6 +28,7 @@ async function start() {
     if (!state.working) askQuestion();
   });
   find("cancel").addEventListener("click", () => state.working?.abort());
+  find("models").addEventListener("change", () => describeVideo());
   find("first").addEventListener("click", () => raceOverSample());
   find("preview").addEventListener("loadedmetadata", () => describeVideo());
   find("preview").addEventListener("error", () => {
@@ -99,10 +100,12 @@ async function showSamples(samples) {
   for (const { name, bytes } of samples) {
     if (bytes > LARGE_BYTES) continue;
     const button = find("samples").querySelector(`[data-name="${CSS.escape(name)}"]`);
+    if (!button || button.querySelector("canvas")) continue;
     let url = "";
     try {
       url = URL.createObjectURL(await api.sample(name));
       const { picture, seconds } = await firstLook(url);
+      if (button.querySelector("canvas")) continue;
       button.prepend(picture);
       button.append(el("small", { textContent: clock(seconds) }));
     } catch {
@@ -117,10 +120,10 @@ async function showSamples(samples) {
 async function describeVideo() {
   const { video } = state;
   const preview = find("preview");
+  if (!video) return;
   const { duration, videoWidth: width, videoHeight: height } = preview;
   if (!Number.isFinite(duration) || !width) return;
-  const facts = [`${clock(duration)} long`, `${width} × ${height}`, find("chosen").textContent];
-  find("chosen").textContent = [facts.pop(), ...facts].join(", ");
+  find("chosen").textContent = `${sizeOf(video.file)}, ${clock(duration)} long, ${width} × ${height}`;
   try {
     const seen = await api.frames(find("models").value, preview);
     if (state.video !== video) return;
@@ -162,6 +165,7 @@ function beginAnew() {
 
 function takeVideo(file) {
   if (state.working) return;
+  state.wanted = null;
   if (!file.type.startsWith("video/") && file.type) {
     say(`${file.name} is of type ${file.type}; choose a video file`);
     return;
@@ -170,8 +174,7 @@ function takeVideo(file) {
   if (state.video) URL.revokeObjectURL(state.video.url);
   const url = URL.createObjectURL(file);
   state.video = { file, url, id: null };
-  const megabytes = file.size / 1e6;
-  find("chosen").textContent = `${file.name}, ${megabytes.toFixed(megabytes < 10 ? 2 : 0)} MB`;
+  find("chosen").textContent = sizeOf(file);
   find("seen").textContent = "";
   find("preview").hidden = false;
   find("preview").src = url;
@@ -181,11 +184,20 @@ function takeVideo(file) {
   beginAnew();
 }
 
+function sizeOf({ name, size }) {
+  const megabytes = size / 1e6;
+  return `${name}, ${megabytes.toFixed(megabytes < 10 ? 2 : 0)} MB`;
+}
+
 /** Chooses a sample, which plays; returns whether it could be had. */
 async function takeSample(name) {
   if (state.working) return false;
+  const wanted = (state.wanted = {});
+  find("chosen").textContent = `Fetches ${name} …`;
   try {
-    takeVideo(await api.sample(name));
+    const file = await api.sample(name);
+    if (state.wanted !== wanted || state.working) return false; // another one was chosen meanwhile
+    takeVideo(file);
     find("question").focus();
     await find("preview").play().catch(() => {}); // where playing needs a click of its own
     return true;
@@ -196,8 +208,10 @@ async function takeSample(name) {
 }
 
 async function raceOverSample() {
-  const first = find("samples").querySelector("button");
-  if (state.video || (await takeSample(first.dataset.name))) form.requestSubmit();
+  const samples = [...find("samples").querySelectorAll("button")];
+  const isChosen = samples.some((button) => button.getAttribute("aria-pressed") === "true");
+  find("race").checked = true;
+  if (isChosen || (await takeSample(samples[0].dataset.name))) form.requestSubmit();
 }
 
 /** Asks with the draft, and then the target alone if both are to race. */
@@ -267,6 +281,7 @@ async function answerQuestion(question, signal) {
     note,
     ask: (strategy) => askSelection(request("pair"), strategy, pair.selection.ratio),
   });
+  if (find("intro").contains(document.activeElement)) find("question").focus();
   find("intro").hidden = true;
   find("turns").append(view.node);
   view.node.scrollIntoView({ block: "start" });

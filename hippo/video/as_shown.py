@@ -8,6 +8,8 @@ and libplacebo are not in PyAV's FFmpeg; so that is done here, in the size that 
 from __future__ import annotations
 
 from fractions import Fraction
+from functools import cache
+from typing import Any
 
 import av
 import av.filter
@@ -15,6 +17,8 @@ import numpy as np
 from av.video.reformatter import Interpolation
 
 from hippo.video.canvas import Pixels
+
+Table = np.ndarray[Any, np.dtype[np.float32]]
 
 _PQ, _HLG = 16, 18  # AVCOL_TRC_SMPTE2084, AVCOL_TRC_ARIB_STD_B67
 _DIFFUSE_WHITE = 203.0  # cd/m², ITU-R BT.2408
@@ -70,23 +74,31 @@ def in_standard_range(frame: av.VideoFrame, size: tuple[int, int]) -> Pixels:
     resized = frame.reformat(
         width, height, "rgb48le", interpolation=Interpolation.BICUBIC, threads=1
     )
-    signal = resized.to_ndarray().astype(np.float32) / 65_535
-    light = _pq_light(signal) if frame.color_trc == _PQ else _hlg_light(signal)
+    values = resized.to_ndarray()
+    if frame.color_trc == _PQ:
+        light = _light_of_pq()[values]
+    else:
+        scene = _scene_of_hlg()[values]
+        luminance = (scene @ _LUMINANCE)[..., None]
+        light = _HLG_PEAK * scene * luminance ** (_HLG_GAMMA - 1)
     light = np.clip(light @ _BT2020_TO_BT709.T / _DIFFUSE_WHITE, 0, 1)
     shown: Pixels = np.rint(255 * light ** (1 / _DISPLAY_GAMMA)).astype(np.uint8)
     return shown
 
 
-def _pq_light(signal: np.ndarray) -> np.ndarray:
-    """Returns cd/m² by SMPTE ST 2084."""
-    power = signal ** (32 / 2523)
+@cache
+def _light_of_pq() -> Table:
+    """Returns cd/m² of each 16-bit value, by SMPTE ST 2084."""
+    power = (np.arange(1 << 16) / 65_535) ** (32 / 2523)
     c1, c2, c3 = 3424 / 4096, 2413 / 128, 2392 / 128
-    return 10_000 * (np.maximum(power - c1, 0) / (c2 - c3 * power)) ** (16_384 / 2610)
+    light = 10_000 * (np.maximum(power - c1, 0) / (c2 - c3 * power)) ** (16_384 / 2610)
+    return light.astype(np.float32)
 
 
-def _hlg_light(signal: np.ndarray) -> np.ndarray:
-    """Returns cd/m² by ITU-R BT.2100, on its reference display."""
+@cache
+def _scene_of_hlg() -> Table:
+    """Returns the light of the scene, from 0 to 1, of each 16-bit value, by ITU-R BT.2100."""
+    signal = np.arange(1 << 16) / 65_535
     a, b, c = 0.17883277, 0.28466892, 0.55991073
     scene = np.where(signal <= 0.5, signal**2 / 3, (np.exp((signal - c) / a) + b) / 12)
-    luminance = (scene @ _LUMINANCE)[..., None]
-    return _HLG_PEAK * scene * luminance ** (_HLG_GAMMA - 1)
+    return scene.astype(np.float32)

@@ -23,7 +23,7 @@ from hippo.errors import MediaError
 
 MAGIC = b"\x89HFRMS\r\n"
 MAX_LISTED_FRAMES = 65536  # upper bound for all services
-MAX_LISTED_S = 1e5  # about a day: for the text of later times a prompt has no room
+MAX_LISTED_S = 99_999.9  # about a day: for the text of later times a prompt has no room
 _HEADER = struct.Struct("<8sdI")
 _RECORD = struct.Struct("<dQ")
 
@@ -75,6 +75,9 @@ def read_frame_list(file: BinaryIO, size: int) -> FrameList:
         )
     ascends = all(a < b for a, b in itertools.pairwise(seconds))
     # NaN fails these comparisons.
-    if not (seconds[0] >= 0.0 and ascends and seconds[-1] < end_s < float("inf")):
-        raise MediaError("the times of the frames do not ascend from 0 or more to the list's end")
+    is_late = seconds[-1] >= MAX_LISTED_S
+    if is_late or not (seconds[0] >= 0.0 and ascends and seconds[-1] < end_s < float("inf")):
+        raise MediaError(
+            "the times of the frames do not ascend from 0 or more to the list's end, or are later than a day"
+        )
     return FrameList(tuple(spans), tuple(seconds), end_s)

@@ -24,7 +24,7 @@ from hippo.video.orientation import Orientation
 from hippo.video.resizing import fit_frames, fit_size
 from hippo.video.sampling import count_frames, sample_frames
 from hippo.video.seeking import SeekError, all_frames, seek_frames
-from hippo.video.signatures import HEAD_BYTES, image_kind, mismatch
+from hippo.video.signatures import HEAD_BYTES, fault, image_kind
 from hippo.video.timeline import PresentationTimes, refusing, timeline_of_index, timeline_of_packets
 
 # Only containers that hold their media themselves; a playlist could name other files or URLs.
@@ -106,9 +106,9 @@ def _open(file: BinaryIO, limits: DecodeLimits) -> av.container.InputContainer:
 
 def _opened(file: BinaryIO, **options: str) -> av.container.InputContainer:
     file.seek(0)
-    what = mismatch(file.read(HEAD_BYTES), "a video that can be read")
+    problem = fault(file.read(HEAD_BYTES), "video", _READABLE)
     file.seek(0)
-    with refusing(f"this is {what}; send {_READABLE}"):
+    with refusing(problem):
         return av.open(
             file,
             "r",
@@ -206,7 +206,8 @@ def _draw(
 
 def _as_shown(frame: av.VideoFrame, size: tuple[int, int]) -> Pixels:
     """Returns the frame's pixels as players show them; ``size`` is what the model takes."""
-    frame = deinterlaced(frame)
+    with refusing("the video's interlaced lines cannot be joined ({}); encode it again"):
+        frame = deinterlaced(frame)
     return in_standard_range(frame, size) if has_high_range(frame) else _opaque(frame)
 
 

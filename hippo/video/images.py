@@ -13,7 +13,7 @@ from hippo.video.frame_list import read_frame_list
 from hippo.video.limits import DecodeLimits
 from hippo.video.resizing import fit_frames, fit_image, fit_size
 from hippo.video.sampling import spaced
-from hippo.video.signatures import HEAD_BYTES, is_video, mismatch
+from hippo.video.signatures import HEAD_BYTES, fault, is_video
 
 if TYPE_CHECKING:
     from PIL import Image
@@ -100,9 +100,9 @@ def _rgb(
         if formats == _FORMATS:
             file.seek(0)
             head = file.read(HEAD_BYTES)
-            what = mismatch(head, "an image that can be read")
-            instead = "send it as a video" if is_video(head) else "send a jpeg, png, webp or avif"
-            raise MediaError(f"this is {what}; {instead}") from None
+            if is_video(head):
+                raise MediaError("this is a video, not an image; send it as a video") from None
+            raise MediaError(fault(head, "image", "a jpeg, png, webp or avif")) from None
         raise MediaError(f"{name} is not a {formats[0].lower()} image that can be read") from None
     except (MediaError, MemoryError):
         raise

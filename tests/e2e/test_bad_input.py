@@ -304,9 +304,9 @@ def test_a_compressed_body_is_refused_and_says_so(http: httpx.Client) -> None:
 def test_too_many_of_something_are_counted(http: httpx.Client) -> None:
     many = [{"role": "user", "content": "Hi"}] * 1025
     for fields, words in (
-        ({"messages": many}, "messages has 1,025 entries; at most 1,024 are allowed"),
-        ({"messages": []}, "messages has 0 entries; at least 1 are needed"),
-        ({"stop": ["a"] * 17}, "stop has 17 entries; at most 16 are allowed"),
+        ({"messages": many}, "messages has 1,025 messages; at most 1,024 are allowed"),
+        ({"messages": []}, "messages has 0 messages; at least 1 must be there"),
+        ({"stop": ["a"] * 17}, "stop has 17 stop strings; at most 16 are allowed"),
         ({"cache_salt": "x" * 300}, "cache_salt has 300 characters; at most 256 are allowed"),
     ):
         body = {"model": "hippo", "messages": many[:1], **fields}

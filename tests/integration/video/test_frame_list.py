@@ -122,6 +122,7 @@ async def test_a_list_that_contradicts_itself_is_refused() -> None:
         (pack_frames([b"1", b"2"], [0.0, 0.0], end_s=2.0), "ascend"),
         (pack_frames([b"1", b"2"], [-1.0, 2.0], end_s=3.0), "ascend"),
         (pack_frames([b"1", b"2"], [1.0, 2.0], end_s=2.0), "ascend"),
+        (pack_frames([b"1", b"2"], [1e9, 1e9 + 1], end_s=1e9 + 2), "later than a day"),
         (pack_frames([b"1"], [0.0], end_s=float("nan")), "ascend"),
         (pack_frames([b"1"], [0.0], end_s=float("inf")), "ascend"),
         (pack_frames([b"1", b"2"], [0.0, float("nan")], end_s=2.0), "ascend"),

@@ -116,6 +116,11 @@ REFUSED: dict[str, tuple[Build, str]] = {
     ),
     "zeros": (lambda: bytes(5000), "not a video that can be read"),
     "a document": (lambda: b"%PDF-1.7\n" * 99, "this is a PDF document, not a video that can"),
+    "half a webm": (
+        lambda: VIDEOS["webm vp8"]()[:100],
+        "this is a Matroska or WebM video that is damaged or cut off; send it whole",
+    ),
+    "comments without end": (lambda: b"<!---->" * 73, "not a video that can be read"),
     "a page": (lambda: b"\n<!doctype HTML><p>404", "this is an HTML page, not a video that can"),
     "a gzip file": (lambda: gzip.compress(b"x" * 99), "this is a gzip file, not a video"),
     "a playlist": (
@@ -166,7 +171,7 @@ REFUSED_IMAGES: dict[str, tuple[Build, str]] = {
     "nothing": (lambda: b"", "the image is empty (0 bytes)"),
     "a video": (
         VIDEOS["mp4 h264"],
-        "this is an mp4 or mov video, not an image that can be read; send it as a video",
+        "this is a video, not an image; send it as a video",
     ),
     "a phone's photo": (
         lambda: b"\0\0\0\x24ftypheic" + bytes(99),

@@ -47,6 +47,12 @@ SENTENCES = (
         # several, of which the last or the one that is not denied counts
         ("A. red is wrong. The answer is B.", "B"),
         ("The answer is A. Wait, no. The answer is B.", "B"),
+        ("The answer is B, since the car near the red house is clearly dark in colour.", "B"),
+        ("The answer is B because the car that passes the house is dark and shiny", "B"),
+        ("B, because the blue car passes the house in the video", "B"),
+        ("Option B describes the video best.", "B"), ("Option A describes the video best.", "A"),
+        ("The answer is **not** B, it is C.", "C"), ("<think>The answer is A? Let me", None),
+        ("The answer is A or B the answer is A or B " * 200, None),
         ("Option A is incorrect, so B", "B"), ("It is not A but B", "B"),
         ("A is not right; C is wrong; B is right.", "B"),
         # by its text
@@ -81,6 +87,7 @@ def test_of_colours(text: str, chosen: str | None) -> None:
         (SENTENCES, "The answer is A because a man walks.", "A"),
         (("+", "-"), "+", "A"), (("+", "-"), " - ", "B"), (("+", "-"), "*", None),
         (("Yes", "No"), "No, it is not.", "B"), (("yes", "no"), "Yes.", "A"),
+        (("Plan B", "Plan A"), "Plan B", "A"), (("Plan B", "Plan A"), "B", "B"),
         (("same", "same"), "same", None),
         (("a", "b"), "A", "A"), (("红色", "绿色"), "是红色的", "A"),
         (tuple("123456789"), "I", "I"), (tuple("123456789"), "I think that it is 3.", "C"),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -36,7 +38,8 @@ VLLM = """
     guided_regex guided_whitespace_pattern ignore_eos include_reasoning include_stop_str_in_output
     kv_transfer_params length_penalty logits_processors logprob_token_ids media_io_kwargs min_p
     min_tokens mm_processor_kwargs priority prompt_logprobs repetition_detection repetition_penalty
-    request_id return_mm_kwargs return_prompt_text return_token_ids return_token_offsets
+    request_id return_assistant_tokens_mask return_mm_kwargs return_prompt_text return_token_ids
+    return_token_offsets
     return_tokens_as_token_ids routed_experts_prompt_start session_id skip_special_tokens
     spaces_between_special_tokens stop_token_ids stream_interval structural_tag structured_outputs
     thinking_token_budget top_k truncate_prompt_tokens truncation_side use_beam_search vllm_xargs
@@ -44,7 +47,7 @@ VLLM = """
 """.split()
 VLLM_FORMS = """
     choice disable_additional_properties disable_any_whitespace grammar json json_object regex
-    structural_tag whitespace_pattern
+    disable_fallback structural_tag whitespace_pattern
 """.split()
 
 PART = {"type": "text", "text": "Hi"}
@@ -101,6 +104,14 @@ def test_neutral_values_change_nothing_and_others_are_refused_with_the_reason(
         assert field.why and field.why in error["msg"]
 
 
+def test_as_many_answers_as_are_decoded_change_nothing() -> None:
+    plain = TABLES["request"][2]
+    expected = ChatCompletionRequest.model_validate({**plain, "n": 2})
+    assert ChatCompletionRequest.model_validate({**plain, "n": 2, "best_of": 2}) == expected
+    with pytest.raises(ValidationError):
+        ChatCompletionRequest.model_validate({**plain, "n": 2, "best_of": 3})
+
+
 def test_an_assistants_content_may_be_null_or_missing() -> None:
     empty = Message.model_validate({"role": "assistant", "content": ""})
     assert Message.model_validate({"role": "assistant", "content": None}) == empty
@@ -111,8 +122,21 @@ def test_an_assistants_content_may_be_null_or_missing() -> None:
 
 
 def test_the_table_is_in_the_api_document() -> None:
-    text = DOCS.read_text()
-    missing = {
-        name for _, fields, _ in TABLES.values() for name in fields if f"`{name}`" not in text
-    }
-    assert not missing
+    """Each field in the row of the first of its values."""
+    rows = {}
+    table = DOCS.read_text().split("**Fields without effect.**")[1].split("\n\n")[1]
+    for line in table.splitlines()[2:]:
+        title, text = line.strip("| ").split(" | ")
+        rows.update(dict.fromkeys(re.findall(r"`(\w+)`", text), title))
+    for _, fields, _ in TABLES.values():
+        for name, field in fields.items():
+            first = field.values[0] if field.values else None
+            if field.values is None:
+                expected = {"any"}
+            elif isinstance(first, (bool, int)) and first != -1:
+                expected = {json.dumps(first)}
+            elif first in ([], {}, ""):
+                expected = {"empty"}
+            else:
+                expected = {"a word", "null alone"}
+            assert rows[name] in expected, name

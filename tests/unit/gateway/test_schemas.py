@@ -69,7 +69,7 @@ def test_values_that_change_nothing_are_taken(fields: dict[str, Any]) -> None:
         ({"length_penalty": 1.5}, "length_penalty is 1.5, but there is no beam search; leave it"),
         ({"echo": 0}, "leave it out or give False"),
         ({"best_of": True}, "best_of is True"),
-        ({"chat_template": "x" * 99}, "xxx, but prompts have the form"),
+        ({"chat_template": "x" * 99}, "xxx', but prompts have the form"),
         ({"min_tokens": -1}, "greater than or equal to 0"),
         ({"max_tokens": 4, "max_completion_tokens": 5}, "differ"),
     ],
