@@ -241,6 +241,7 @@ function figuresTable(runs) {
   if (!alone && estimate) rows.push(["Speedup, estimated by the gateway", [`${estimate}×`], null]);
   const isRace = names.length > 1;
   const head = ["", ...names.map((name) => LANES[name]), ...(isRace ? ["speedup"] : [])];
+  const headCell = (name) => (name ? el("th", { scope: "col", textContent: name }) : el("td"));
   const cells = ([title, values, ratio]) =>
     el(
       "tr",
@@ -253,7 +254,7 @@ function figuresTable(runs) {
     "table",
     { className: "figures" },
     el("caption", { className: "unseen", textContent: "Figures" }),
-    el("thead", {}, el("tr", {}, ...head.map((name) => el("th", { scope: "col", textContent: name })))),
+    el("thead", {}, el("tr", {}, ...head.map(headCell))),
     el("tbody", {}, ...rows.map(cells)),
   );
 }

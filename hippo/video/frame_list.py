@@ -78,6 +78,7 @@ def read_frame_list(file: BinaryIO, size: int) -> FrameList:
     is_late = seconds[-1] >= MAX_LISTED_S
     if is_late or not (seconds[0] >= 0.0 and ascends and seconds[-1] < end_s < float("inf")):
         raise MediaError(
-            "the times of the frames do not ascend from 0 or more to the list's end, or are later than a day"
+            "the times of the frames do not ascend from 0 or more to the list's end, or are later "
+            "than a day"
         )
     return FrameList(tuple(spans), tuple(seconds), end_s)

@@ -188,7 +188,7 @@ def test_samples_are_the_operators_videos_only(http: httpx.Client) -> None:
 def test_what_a_model_sees_of_a_video_is_told_before_it_is_sent(
     running: Running, http: httpx.Client
 ) -> None:
-    clip: dict[str, Any] = {"seconds": 4, "width": 224, "height": 224}
+    clip: dict[str, Any] = {"seconds": 2, "width": 112, "height": 112}
     expected = http.get("/v1/frames", params=clip).raise_for_status().json()
     body = chat_body(data_url(running.clip), 1)
     usage = http.post(CHAT, json=body).raise_for_status().json()["usage"]
@@ -228,13 +228,12 @@ def test_a_first_race_is_one_click_away_and_the_video_plays(running: Running, pa
     turn = page.locator(".turn")
     expect(turn.locator("h2")).to_have_text("Describe the video in detail.")
     expect(turn.locator(".verdict")).to_contain_text("token for token (16 tokens)")
-    expect(turn.locator(".frames-section .detail")).to_contain_text(f"of {told and told[1]} visual")
+    expect(turn.locator(".frames-section .detail")).to_contain_text(f"{told and told[1]} visual")
     expect(page.locator("#intro")).to_be_hidden()
 
 
 @needs_chromium
-@pytest.mark.parametrize("width", [400, 1280])
-@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize(("width", "scheme"), [(400, "dark"), (1280, "light")])
 def test_axe_finds_nothing_before_and_after_a_race(
     running: Running, browser: Browser, width: int, scheme: Literal["light", "dark"]
 ) -> None:
