@@ -29,7 +29,9 @@ def pair(request: pytest.FixtureRequest) -> dict[str, str]:
     }
 
 
-@pytest.fixture(scope="session", autouse=True)
+@pytest.fixture(
+    scope="package", autouse=True
+)  # the tests beside these start processes of their own
 def zygote() -> Iterator[None]:
     """All services that a test starts are forks of one process."""
     started = functools.cache(Zygote)
@@ -43,7 +45,7 @@ def zygote() -> Iterator[None]:
         started().close()
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def running(pair: dict[str, str], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
     """Draft, target and gateway, ready."""
     media_folder = tmp_path_factory.mktemp("media")

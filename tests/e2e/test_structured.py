@@ -189,14 +189,18 @@ def test_limits_and_stops_end_an_answer_before_its_form_is_complete(
         ({"guided_json": {"$ref": "#"}}, "guided_json", "cannot go on after 0 tokens"),
         ({"guided_regex": "("}, "guided_regex", "unclosed group"),
         ({"guided_regex": "a" * 2**19}, "guided_regex", "at most 32,768 are allowed"),
-        ({"guided_choice": []}, "guided_choice", "at least 1 item"),
+        ({"guided_choice": []}, "guided_choice", "at least 1 must be there"),
         (
             {"guided_choice": ["a"], "response_format": {"type": "json_object"}},
             "guided_choice",
             "response_format both constrain",
         ),
         ({"guided_choice": ["a"], "ignore_eos": True}, "ignore_eos", "is not with guided_choice"),
-        ({"structured_outputs": {"grammar": "x"}}, "structured_outputs.grammar", "not a known"),
+        (
+            {"structured_outputs": {"grammar": "x"}},
+            "structured_outputs.grammar",
+            "a form is a JSON schema",
+        ),
     ],
 )
 def test_a_form_that_cannot_be_used_is_refused_by_name(

@@ -1,0 +1,1 @@
+"""A package, so that what its tests share ends with them."""
