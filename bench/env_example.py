@@ -62,6 +62,8 @@ STACK = {
     "HIPPO_PREFIX_CACHE": "false: cached prompt prefixes are not reused",
     "HIPPO_VIDEO_FPS": "frames sampled per second if a request does not say, for both services; 0: "
     "the model's default",
+    "HIPPO_VIDEO_AS_SHOWN": "true: the models see videos as players show them (high dynamic range, "
+    "anamorphic, interlaced), for both services; false: as they are stored",
     "HIPPO_MAX_FRAMES": "most frames that a request may sample from a video, for both services",
     "HIPPO_MAX_VIDEO_PIXELS": "most pixels of a sampled frame after resizing, for both services; "
     "0: the model's limit",
