@@ -204,14 +204,14 @@ def test_what_a_model_sees_of_a_video_is_told_before_it_is_sent(
 @needs_chromium
 def test_a_first_race_is_one_click_away_and_the_video_plays(running: Running, page: Page) -> None:
     page.goto(running.url)
-    expect(page.locator("#intro p")).to_contain_text("The text is the same")
+    expect(page.locator("#intro p")).to_contain_text("the text is the same")
     samples = page.locator("#samples button")
     expect(samples.first.locator("canvas")).to_be_visible()
     sample = page.get_by_role("button", name="handful.mp4")
     expect(sample).to_contain_text(re.compile(r"handful\.mp4\s*0:0\d"))
     sample.click()
     expect(sample).to_have_attribute("aria-pressed", "true")
-    page.wait_for_function("document.getElementById('preview').currentTime > 0")  # it plays
+    page.wait_for_function("() => document.getElementById('preview').currentTime > 0")  # it plays
     expect(page.locator("#chosen")).to_contain_text(
         re.compile(r"handful\.mp4, .* MB, 0:0\d long, \d+ × \d+")
     )
