@@ -122,31 +122,6 @@ async def test_times_start_at_the_first_frame(decoder: MediaDecoder) -> None:
     assert numbers(media) == [0, 2, 4, 6]
 
 
-@pytest.mark.parametrize(
-    ("rotation", "shape", "corner"),
-    [
-        (0, (48, 80), (0, 0)),
-        (90, (80, 48), (-1, 0)),  # a quarter turn counter-clockwise
-        (180, (48, 80), (-1, -1)),
-        (-90, (80, 48), (0, -1)),
-    ],
-)
-async def test_rotation_metadata_turns_the_frames(
-    decoder: MediaDecoder,
-    rotation: int,
-    shape: tuple[int, int],
-    corner: tuple[int, int],
-) -> None:
-    data = video(8, width=80, height=48, rotation=rotation)
-    media = await decoder.decode(data, FramePlan())
-    assert tuple(media.frames.shape[1:3]) == shape
-    red = media.frames[0].float()
-    redness = red[..., 0] - red[..., 1]
-    assert float(redness[corner]) > 100
-    opposite = (-1 - corner[0], -1 - corner[1])
-    assert float(redness[opposite]) < 40
-
-
 async def test_a_fragmented_mp4_and_a_fractional_rate_are_read(decoder: MediaDecoder) -> None:
     data = video(
         60,

@@ -214,21 +214,3 @@ def test_what_is_exported_is_what_is_declared() -> None:
     metrics[own.SERVICES_READY].labels("draft").set(1)
     metrics.count_request("/health", 200)
     check_exported(metrics.render("")[0].decode(), (*VLLM_METRICS, *GATEWAY_METRICS))
-
-
-def test_vllm_bench_serve_finds_its_counts() -> None:
-    """It adds up lines by parts of their names, whatever their labels."""
-    record = AnswerRecord(policy="vpsd", received_ns=0)
-    _spoken(record)
-    metrics = _counted(record)
-    found = {"num_drafts": 0, "num_draft_tokens": 0, "per_pos": 0, "num_accepted_tokens": 0}
-    for line in metrics.render("")[0].decode().splitlines():
-        if line.startswith("vllm:spec_decode"):
-            kinds = ("num_drafts", "num_draft_tokens", "per_pos", "num_accepted_tokens")
-            found[next(kind for kind in kinds if kind in line)] += int(float(line.split()[-1]))
-    assert found == {
-        "num_drafts": 3,
-        "num_draft_tokens": 6,
-        "per_pos": 4,
-        "num_accepted_tokens": 4,
-    }

@@ -131,12 +131,6 @@ def test_a_split_character_comes_out_with_its_last_byte() -> None:
     assert pieces == ["a", "", "", "€", "b"]
 
 
-def test_special_tokens_are_left_out() -> None:
-    detokenizer = Detokenizer(TOKENS)
-    ids = [*TOKENIZER.encode("one").ids, SPECIAL_ID, *TOKENIZER.encode(" two").ids]
-    assert detokenizer.add_tokens(ids) == "one two"
-
-
 def test_a_broken_byte_comes_out_with_the_next_token() -> None:
     broken, whole = TOKENIZER.encode("€").ids[0], TOKENIZER.encode("a").ids[0]
     detokenizer = Detokenizer(TOKENS)

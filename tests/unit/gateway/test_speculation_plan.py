@@ -157,11 +157,6 @@ def test_speculation_is_chosen_within_the_operators_limits() -> None:
         _plan(max_draft_tokens=most + 1)
 
 
-def test_all_strategies_are_allowed_by_default() -> None:
-    assert set(SETTINGS.allowed_pruning_strategies) == {item.value for item in PruningStrategy}
-    assert _settings().allowed_pruning_strategies == PRUNING_STRATEGIES
-
-
 def test_the_schema_offers_what_there_is() -> None:
     schema = json.dumps(SpeculationOptions.model_json_schema())
     for name in (*PRUNING_STRATEGIES, *PRESETS, "auto"):

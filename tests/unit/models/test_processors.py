@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 import torch
 
-from hippo.models.cache import cache_dtype
 from hippo.models.checkpoint import Checkpoint, find_checkpoint
 from hippo.models.loading import load_model
 from hippo.models.placement import DTYPES, dtype_of
@@ -104,8 +103,3 @@ def test_auto_is_what_is_fast_also_for_weights_that_overflow_float16(
     for is_draft in (True, False):
         plan = LoadPlan(str(target_checkpoint), auto_is_half=is_draft)
         assert dtype_of(plan, checkpoint, CPU, int8) == torch.float32, processor
-
-
-def test_the_cache_is_in_float32_without_tiles_for_bfloat16(processor: str) -> None:
-    assert processor
-    assert cache_dtype(torch.bfloat16, CPU) == torch.float32

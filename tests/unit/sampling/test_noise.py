@@ -91,13 +91,6 @@ def test_noise_of_an_index_does_not_depend_on_the_rows_beside_it(device: str) ->
         assert torch.equal(rows[row], gumbel_noise(3, 0, index, 501, device))
 
 
-@pytest.mark.parametrize("bits", [0, 1, 2**51, 2**52 - 1])
-def test_the_most_extreme_bits_give_finite_noise(bits: int) -> None:
-    uniform = (bits + 0.5) * 2.0**-52
-    assert 0.0 < uniform < 1.0
-    assert math.isfinite(-math.log(-math.log(uniform)))
-
-
 def test_noise_follows_the_gumbel_distribution_over_ids_indices_and_seeds() -> None:
     over_ids = gumbel_noise(11, 0, 0, 100_000)
     over_indices = noise_rows(noise_key(11, 0), range(20_000), 2, "cpu")[:, 1]

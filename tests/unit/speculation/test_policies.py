@@ -25,11 +25,6 @@ def run_adaptive(trace: list[bool], machine: VirtualMachine) -> tuple[AdaptivePo
     return policy, simulate(policy, trace, machine, seed=0)
 
 
-def test_every_name_makes_a_policy() -> None:
-    for name in POLICY_NAMES:
-        make_policy(name, gamma=5, max_draft_tokens=16)
-
-
 def test_a_draft_length_may_follow_the_measured_times() -> None:
     for name in ("serial", "vpsd"):
         times = PairTimes()
@@ -125,8 +120,10 @@ def test_no_policy_exceeds_the_operators_limit(name: str, max_draft_tokens: int)
     trace = agreement_trace(random.Random(1), 100, 0.9, 0.5)
     outcome = simulate(policy, trace, VirtualMachine(), seed=1)
     most = max(verdict.num_draft_tokens for verdict in outcome.verdicts)
-    assert most == (0 if name == "off" else 1 if name == "conservative" else most)
-    assert most <= max_draft_tokens
+    if name in ("off", "conservative"):
+        assert most == (name == "conservative")
+    else:
+        assert 0 < most <= max_draft_tokens
 
 
 def test_adaptive_stops_a_useless_draft_tries_it_again_and_never_waits_for_it() -> None:
