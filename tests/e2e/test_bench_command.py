@@ -83,8 +83,8 @@ def test_more_clients_than_the_queue_takes_are_errors_beside_the_answers(
     running: Running, clip: Path
 ) -> None:
     (line,) = found(
-        "--url", running.url, "--video", str(clip), "--max-tokens", "24", "--policies", "off",
-        "--concurrency", "8", "--requests", "12",
+        "--url", running.url, "--video", str(clip), "--max-tokens", "4", "--policies", "off",
+        "--concurrency", "8", "--seconds", "3",
     )["load"]  # fmt: skip
     assert line["num_answers"] > 0 and line["num_errors"] > 0
     assert all("the server answered 429" in message for message in line["errors"])
