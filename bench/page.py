@@ -164,25 +164,26 @@ def _weaker(results: Mapping[str, Result]) -> str:
     """Returns a sentence on the drafts that agree on fewer tokens, greedily on short prompts."""
     # A row that was measured again has more runs of each answer.
     rows = {
-        (row["draft"], row["kind"], row["dtype"], row["temperature"]): row
+        (row["draft"], row["kind"], row["dtype"], row["temperature"]): (name, row)
         for name in ("levels", "levels-again")
         for row in results.get(name, {}).get("levels", ())
     }
-    greedy = [row for key, row in rows.items() if key[1:] == ("short", "float32", 0.0)]
+    greedy = [
+        (name, row)
+        for key, (name, row) in rows.items()
+        if key[1:] == ("short", "float32", 0.0) and row["draft"] != "bundled"
+    ]
     parts = [
         f"{row['agreement']:.0%} of the tokens **{row['adaptive']['decode']['mean']:.2f}×** "
         f"(end to end {row['end_to_end']['mean']:.2f}×; {row['tokens_per_forward']:.1f} tokens a "
         "pass)"
-        for row in greedy
-        if row["draft"] != "bundled"
+        for _, row in greedy
     ]
     if not parts:
         return ""
     drafts = "; one on ".join(parts)
-    return (
-        f" Weaker drafts in float32 (commit {results['levels']['environment']['commit']}): one "
-        f"that agrees on {drafts}."
-    )
+    commits = dict.fromkeys(results[name]["environment"]["commit"] for name, _ in greedy)
+    return f" Weaker drafts in float32 (commit {', '.join(commits)}): one that agrees on {drafts}."
 
 
 def _section(name: str, result: Result) -> str:
