@@ -17,14 +17,12 @@ from hippo.version import ADDRESS, distribution_version
 
 _MAX_REDIRECTS = 3
 _DEFAULT_PORTS = {"http": 80, "https": 443}
-# Connections are not reused: httpx pools them by address, one address can serve several host names,
-# and the certificate was checked for the first name only.
-_LIMITS = httpx.Limits(max_connections=100, max_keepalive_connections=0)
-
-
 _ZLIB, _ANY_HEADER = ("gzip", "x-gzip", "deflate"), 32 + zlib.MAX_WBITS
 _OTHER_ENCODINGS = ("br", "zstd", "compress", "x-compress")
 _PIECE_BYTES = 1 << 20
+# Connections are not reused: httpx pools them by address, one address can serve several host names,
+# and the certificate was checked for the first name only.
+_LIMITS = httpx.Limits(max_connections=100, max_keepalive_connections=0)
 
 
 class UrlFetcher:

@@ -178,9 +178,7 @@ function takeVideo(file) {
   find("seen").textContent = "";
   find("preview").hidden = false;
   find("preview").src = url;
-  for (const button of find("samples").querySelectorAll("button")) {
-    button.setAttribute("aria-pressed", String(button.dataset.name === file.name));
-  }
+  pressSample(null);
   beginAnew();
 }
 
@@ -198,12 +196,20 @@ async function takeSample(name) {
     const file = await api.sample(name);
     if (state.wanted !== wanted || state.working) return false; // another one was chosen meanwhile
     takeVideo(file);
+    pressSample(name);
     find("question").focus();
     await find("preview").play().catch(() => {}); // where playing needs a click of its own
     return true;
   } catch (error) {
+    find("chosen").textContent = state.video ? sizeOf(state.video.file) : "";
     say(problemText(error));
     return false;
+  }
+}
+
+function pressSample(name) {
+  for (const button of find("samples").querySelectorAll("button")) {
+    button.setAttribute("aria-pressed", String(button.dataset.name === name));
   }
 }
 

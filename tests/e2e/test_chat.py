@@ -298,3 +298,24 @@ def test_metrics_count_requests_and_tokens(http: httpx.Client, running: Running)
     assert running.gateway_metric(tokens) == before + 5
     assert running.gateway_metric('hippo_service_up{service="draft"}') == 1
     assert running.gateway_metric("vllm:time_to_first_token_seconds_count") >= 1
+
+
+def test_a_data_url_is_read_in_every_form_in_which_it_is_written(
+    client: openai.OpenAI, clip: Path
+) -> None:
+    """By browsers, command lines and mail programs; the content says that it is an mp4."""
+    digits = base64.b64encode(clip.read_bytes()).decode()
+    folded = "\r\n".join(digits[start : start + 76] for start in range(0, len(digits), 76))
+    answers = {
+        ask(client, url, max_tokens=4).choices[0].message.content
+        for url in (
+            data_url(clip),
+            f"data:video/webm;codecs=vp8,opus;base64,{digits}",
+            f"data:application/mp4;base64,{folded}\n",
+            f"data:binary/octet-stream;base64,{digits.rstrip('=')}",
+            f"data:application/octet-stream;base64,{digits.translate({43: 45, 47: 95})}",
+            f"data:;base64,{digits}",
+            f" \n data:image/png;base64,{digits} ",
+        )
+    }
+    assert len(answers) == 1 and answers != {""}

@@ -209,7 +209,7 @@ def test_a_first_race_is_one_click_away_and_the_video_plays(running: Running, pa
     expect(samples.first.locator("canvas")).to_be_visible()
     sample = page.get_by_role("button", name="handful.mp4")
     expect(sample).to_contain_text(re.compile(r"handful\.mp4\s*0:0\d"))
-    sample.click()
+    sample.press("Enter")  # by keyboard alone
     expect(sample).to_have_attribute("aria-pressed", "true")
     page.wait_for_function("() => document.getElementById('preview').currentTime > 0")  # it plays
     expect(page.locator("#chosen")).to_contain_text(
@@ -223,7 +223,7 @@ def test_a_first_race_is_one_click_away_and_the_video_plays(running: Running, pa
     told = re.search(r"about (\d+) visual", seen.inner_text())
     page.locator("#ask details").first.evaluate("node => node.open = true")
     page.get_by_label("Most tokens").fill("16")
-    page.get_by_role("button", name="Race over a sample").click()
+    page.get_by_role("button", name="Race over a sample").press("Enter")
     _is_idle(page)
     turn = page.locator(".turn")
     expect(turn.locator("h2")).to_have_text("Describe the video in detail.")
