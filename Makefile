@@ -10,10 +10,13 @@ UV = UV_FIND_LINKS="$(call pip_has,FIND_LINKS,find-links)" UV_DEFAULT_INDEX="$(c
 INSTALL = $(UV) pip install -p $(BIN)/python -c constraints.txt
 unexport PYTHONDONTWRITEBYTECODE
 
+LOCK = $(UV) pip compile -q --python-version 3.11 --python-platform x86_64-manylinux_2_28 --generate-hashes \
+	--no-header --no-annotate -c constraints.txt --overrides deploy/docker/without-torch.txt
+
 # Three workers, because tests wait for processes; short files last, so that all workers end together.
 SLOWEST_FIRST = -n 3 --dist loadfile --no-loadscope-reorder
 
-.PHONY: help demo test nightly check lint lowest protos bench train clean
+.PHONY: help demo test nightly check lint lowest locks audit protos bench train clean
 
 help:  ## Show this list
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 10
@@ -24,7 +27,7 @@ demo: $(VENV)/.engine  ## Install, start the pair, ask about a clip, print the m
 test: $(VENV)/.dev lint  ## Lint, type-check and run every test but those of nightly
 	$(RUN) pytest -q $(SLOWEST_FIRST) --durations=15 tests/e2e tests/integration tests/demo tests/contract tests/unit
 
-nightly: $(VENV)/.dev  ## What takes long: a training, bench.gpu's parts, properties with new examples
+nightly: $(VENV)/.dev audit  ## What takes long: a training, bench.gpu's parts, properties with new examples
 	$(RUN) pytest -q -m nightly --durations=15 tests/demo tests/e2e
 	$(RUN) pytest -q -n 3 --dist loadfile --hypothesis-profile nightly tests/unit
 
@@ -42,6 +45,18 @@ lowest: $(VENV)/.dev  ## Run the demo and the unit tests with the lowest version
 	$(UV) pip install -p $(VENV)/lowest -r $(VENV)/lowest.txt -e .
 	$(VENV)/lowest/bin/hippo demo
 	$(VENV)/lowest/bin/python -m pytest -q -W ignore::DeprecationWarning tests/unit
+
+locks: $(VENV)/.dev  ## Write the versions and hashes of what the images install, after a change of versions
+	$(BIN)/python deploy/docker/requirements.py pyproject.toml engine quantized traces \
+	  | $(LOCK) - -o deploy/docker/engine.lock
+	$(BIN)/python deploy/docker/requirements.py pyproject.toml traces | $(LOCK) - -o deploy/docker/gateway.lock
+
+audit: $(VENV)/.venv  ## Look the versions of the images up in the list of known faults, if it can be reached
+	@if curl -sSfo /dev/null -m 20 https://pypi.org/pypi/pip/json; then \
+	  for image in engine gateway; do \
+	    $(BIN)/uv tool run pip-audit --disable-pip --require-hashes -r deploy/docker/$$image.lock || exit 1; \
+	  done; \
+	else echo "not audited: PyPI's list of known faults cannot be reached from here"; fi
 
 protos: $(VENV)/.dev  ## Regenerate the gRPC stubs from protos/
 	$(BIN)/python protos/generate.py

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -55,8 +55,8 @@ class Outputs:
     questions: list[str]
     is_video_first: bool
     answers: list[list[int]]
-    top_ids: npt.NDArray[np.int16]  # [num_answer_tokens, TOP]
-    top_log_probs: npt.NDArray[np.float16]  # [num_answer_tokens, TOP]
+    top_ids: torch.Tensor  # int16 [num_answer_tokens, TOP]
+    top_log_probs: torch.Tensor  # float16 [num_answer_tokens, TOP]
 
 
 def source_clips(
@@ -75,14 +75,19 @@ def source_clips(
 def write_outputs(target: Loaded, folder: Path, *, num_batches: int, seed: int) -> None:
     """Write the target's greedy answers, one wording per batch, to `outputs.pt`; resumes."""
     path = folder / "outputs.pt"
-    done: list[Outputs] = torch.load(path, weights_only=False)["outputs"] if path.exists() else []
+    done = read_outputs(path) if path.exists() else []
     for index in tqdm(
         range(len(done), num_batches), initial=len(done), total=num_batches, desc="outputs"
     ):
         done.append(_ask_target(target, seed, index))
         if (index + 1) % 5 == 0 or index + 1 == num_batches:
-            loop.save_state(path, {"outputs": done})
+            loop.save_state(path, {"outputs": list(map(astuple, done))})
     (folder / "outputs.done").write_text(f"{num_batches} batches\n")
+
+
+def read_outputs(path: Path) -> list[Outputs]:
+    """Returns what `write_outputs` has written."""
+    return [Outputs(*each) for each in torch.load(path, weights_only=True)["outputs"]]
 
 
 def _ask_target(target: Loaded, seed: int, index: int) -> Outputs:
@@ -102,8 +107,8 @@ def _ask_target(target: Loaded, seed: int, index: int) -> Outputs:
         questions,
         is_video_first,
         answers,
-        top.indices.numpy().astype(np.int16),
-        top.values.numpy().astype(np.float16),
+        top.indices.to(torch.int16),
+        top.values.to(torch.float16),
     )
 
 
@@ -128,7 +133,7 @@ def train_draft(
     """
     inner: Any = model
     inner.model.visual.requires_grad_(False)
-    outputs: list[Outputs] = torch.load(folder / "outputs.pt", weights_only=False)["outputs"]
+    outputs = read_outputs(folder / "outputs.pt")
     optimizers = Optimizers(
         inner.model.language_model.named_parameters(), matrix_lr=1.5e-3, other_lr=1e-3
     )
@@ -169,10 +174,8 @@ def _distilled_loss(
     hidden = language_hidden(inner.model.language_model, embeds, positions)
     is_answer = labels >= 0
     logits = functional.linear(hidden[is_answer], inner.lm_head.weight.to(hidden.dtype)).float()
-    own = functional.log_softmax(logits, dim=-1).gather(
-        1, torch.from_numpy(chosen.top_ids.astype(np.int64))
-    )
-    theirs = torch.from_numpy(chosen.top_log_probs.astype(np.float32))
+    own = functional.log_softmax(logits, dim=-1).gather(1, chosen.top_ids.long())
+    theirs = chosen.top_log_probs.float()
     truth = labels[is_answer]
     soft = -(theirs.exp() * own).sum(-1).mean()
     return logits, truth, soft + 0.3 * functional.cross_entropy(logits, truth)

@@ -44,7 +44,7 @@ def run_steps(
     checkpoint, done, log = (folder / f"{name}.{end}" for end in ("pt", "done", "jsonl"))
     first = 0
     if checkpoint.exists():
-        state = torch.load(checkpoint, weights_only=False)
+        state = torch.load(checkpoint, weights_only=True)
         first = state["step"]
         for key, part in parts.items():
             part.load_state_dict(state[key])

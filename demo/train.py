@@ -62,7 +62,7 @@ class Run:
         if not (self.folder / f"{name}.done").exists():
             command = f"python -m demo.train --family {self.family} --stages {name}"
             raise SystemExit(f"stage {name!r} has not been run: {command}")
-        state: dict[str, Any] = torch.load(self.folder / f"{name}.pt", weights_only=False)
+        state: dict[str, Any] = torch.load(self.folder / f"{name}.pt", weights_only=True)
         return state
 
 

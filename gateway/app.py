@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from functools import cache
 from typing import Any
@@ -12,6 +13,7 @@ from fastapi import FastAPI
 from starlette.middleware.cors import CORSMiddleware
 
 from gateway.backends import Backends
+from gateway.budget import ByteBudget
 from gateway.config import GatewaySettings
 from gateway.errors import install_error_handlers
 from gateway.keys import Limits, load_keyring
@@ -19,11 +21,14 @@ from gateway.media import MediaReader
 from gateway.metrics import GatewayMetrics
 from gateway.middleware import HeadMiddleware, KeyMiddleware, RequestMiddleware
 from gateway.openapi import describe_api
-from gateway.routes import chat, models, page, status, tokenize, videos
+from gateway.routes import chat, docs, models, page, status, tokenize, videos
+from gateway.sites import SiteMiddleware
 from gateway.state import GatewayState
 from gateway.uploads import Uploads
 from hippo.tasks import cancel_all
 from hippo.version import distribution_version
+
+_NUM_TEXT_THREADS = 2  # a piece of a long text is never waited for alone
 
 
 def create_app(settings: GatewaySettings, patience_is_over: asyncio.Event) -> FastAPI:
@@ -51,6 +56,7 @@ def create_app(settings: GatewaySettings, patience_is_over: asyncio.Event) -> Fa
         backends = Backends(settings)
         uploads = Uploads(settings)
         media = MediaReader(settings, uploads)
+        text_threads = ThreadPoolExecutor(_NUM_TEXT_THREADS, thread_name_prefix="texts")
         app.state.gateway = GatewayState(
             settings=settings,
             backends=backends,
@@ -58,6 +64,7 @@ def create_app(settings: GatewaySettings, patience_is_over: asyncio.Event) -> Fa
             uploads=uploads,
             metrics=metrics,
             patience_is_over=patience_is_over,
+            text_threads=text_threads,
         )
         await backends.start()
         expiring = asyncio.create_task(uploads.run())
@@ -68,12 +75,16 @@ def create_app(settings: GatewaySettings, patience_is_over: asyncio.Event) -> Fa
             uploads.close()
             await backends.close()
             await media.close()
+            text_threads.shutdown(cancel_futures=True)
 
     app = FastAPI(
         title="hippo",
         version=distribution_version(),
         summary="Video large language models, several times faster, losslessly.",
         lifespan=lifespan,
+        redirect_slashes=False,  # a redirect would repeat the request's Host
+        docs_url=None,  # FastAPI's pages load scripts of another site
+        redoc_url=None,
     )
 
     @cache
@@ -88,6 +99,7 @@ def create_app(settings: GatewaySettings, patience_is_over: asyncio.Event) -> Fa
     app.include_router(videos.router)
     app.include_router(tokenize.router)
     app.include_router(status.router)
+    app.include_router(docs.router)
     if settings.page:
         app.include_router(page.router)
     # The last middleware added is the outermost: CORS preflight requests come without a key.
@@ -103,9 +115,15 @@ def create_app(settings: GatewaySettings, patience_is_over: asyncio.Event) -> Fa
             max_age=600,
         )
     app.add_middleware(
+        SiteMiddleware,
+        allowed_hosts=settings.allowed_hosts or (() if keyring.is_open else ("*",)),
+        origins=settings.cors_origins,
+    )
+    app.add_middleware(
         RequestMiddleware,
         max_body_bytes=settings.max_body_bytes,
         max_file_bytes=settings.max_media_bytes,
+        budget=ByteBudget(settings.max_held_bytes),
         metrics=metrics,
     )
     return app

@@ -104,8 +104,21 @@ class GatewaySettings:
     key_visual_tokens_per_minute: int = setting(
         0, help="visual tokens per minute per key; 0: no limit"
     )
+    share_caches: bool = setting(
+        False,
+        help="keys share cached prompts and media: faster where they ask about the same, but from "
+        "num_cached_tokens and times a key can learn what another one has asked",
+    )
     cors_origins: tuple[str, ...] = setting(
         (), help="origins that may send browser requests (https://app.example); empty: none"
+    )
+    allowed_hosts: tuple[str, ...] = setting(
+        (),
+        help="host names in the URLs of this server, beside localhost, addresses and names without "
+        "a dot (*.example.com: its subdomains; *: all); empty: none, or all if there are API keys",
+    )
+    max_connections: int = setting(
+        1024, help="most connections of clients; one address may have half of them"
     )
     page: bool = setting(
         True, help="serve a web page at / that asks, and shows what both devices did"
@@ -143,6 +156,13 @@ class GatewaySettings:
         "media of a request that the gateway holds in memory: data: URLs, fetched URLs, and files "
         "that the services cannot open by path",
     )
+    max_held_mib: int | None = setting(
+        None,
+        help="most MiB of bodies and media that all requests hold in memory, half of them those of "
+        "one key (without keys: of one address); for a moment a request takes four times its body; "
+        "default: twice the largest body and the most media of one request (--max-body-bytes, "
+        "--max-message-mib)",
+    )
     media_timeout_s: float = setting(30.0, help="most seconds to fetch one media URL")
     allowed_local_media_path: tuple[str, ...] = setting(
         (),
@@ -154,6 +174,9 @@ class GatewaySettings:
     )
     max_upload_bytes: int = setting(
         16 << 30, help="total bytes of stored uploads (POST /v1/videos); 0: no uploads"
+    )
+    max_uploads: int = setting(
+        1000, help="most stored uploads; one key may have half of them, and of the bytes"
     )
     upload_ttl_s: float = setting(3600.0, help="seconds that an uploaded video is kept")
     upload_dir: str = setting(
@@ -184,6 +207,7 @@ class GatewaySettings:
             "max_draft_tokens", "default_max_tokens", "max_body_bytes",
             "max_message_mib", "max_media_bytes", "media_timeout_s", "draft_stall_s",
             "upload_ttl_s", "services_silence_s", "max_choices", "lookup_period_s",
+            "max_connections", "max_uploads",
         ):  # fmt: skip
             self._require(getattr(self, name) > 0, "--" + name.replace("_", "-"), "above 0")
         self._require(self.gamma == "auto" or self.gamma > 0, "--gamma", "auto, or above 0")
@@ -195,6 +219,11 @@ class GatewaySettings:
                 raise SettingsError(f"{flag}: {error.message}") from None
         is_limit = self.max_visual_tokens is None or self.max_visual_tokens > 0
         self._require(is_limit, "--max-visual-tokens", "1 or more")
+        is_limit = self.max_held_mib is None or self.max_held_mib > 0
+        self._require(is_limit, "--max-held-mib", "1 or more")
+        for name in self.allowed_hosts:
+            is_name = name == "*" or re.fullmatch(r"(\*\.)?[^\s/:*]+", name)
+            self._require(bool(is_name), "--allowed-hosts", "names such as hippo.example.com")
         self._require(0.0 <= self.calibration_share <= 1.0, "--calibration-share", "0 to 1")
         for name in (
             "request_timeout_s", "shutdown_grace_s", "pruning_min_visual_tokens",
@@ -223,6 +252,12 @@ class GatewaySettings:
     @property
     def max_message_bytes(self) -> int:
         return self.max_message_mib << 20
+
+    @property
+    def max_held_bytes(self) -> int:
+        if self.max_held_mib is not None:
+            return self.max_held_mib << 20
+        return 2 * (self.max_body_bytes + self.max_message_bytes)
 
     @property
     def tls(self) -> TlsFiles | None:

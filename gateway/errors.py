@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
+import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -59,6 +60,8 @@ _LENGTHS = {
     "too_short": "at least {min_length:,} must be there",
 }
 _NOUNS = {"messages": "messages", "stop": "stop strings"}
+# "the target service at target:50051", and gRPC's "ipv4:10.0.0.3:50051: Connection refused".
+_ADDRESS = re.compile(r" at \S+:\d+\b|\bipv[46]:\S+:\d+: ")
 
 
 class BodyTooLargeError(HTTPException):
@@ -75,15 +78,17 @@ class BodyTooLargeError(HTTPException):
 
 
 class BodyStalledError(HTTPException):
-    """No byte of a request body that is not complete has come for ``seconds``."""
+    """The bytes of a request body come too slowly; ``told`` says how slowly."""
 
-    def __init__(self, seconds: float) -> None:
-        super().__init__(
-            408,
-            f"no byte of the request body has come for {seconds:g} s, and more was to come; send "
-            "the request again",
-            headers={"connection": "close"},
-        )
+    def __init__(self, told: str) -> None:
+        super().__init__(408, f"{told}; send the request again", headers={"connection": "close"})
+
+
+class BodyTooComplexError(HTTPException):
+    """A JSON body has more than ``most`` values."""
+
+    def __init__(self, most: int) -> None:
+        super().__init__(413, f"the request body has more than {most:,} values; send fewer")
 
 
 def error_body(
@@ -96,7 +101,15 @@ def error_body(
 def describe_error(error: HippoError) -> dict[str, Any]:
     """Returns the error object for a HippoError."""
     code = next((_CODES[kind] for kind in type(error).__mro__ if kind in _CODES), None)
-    return error_body(error.message, type_name=error.type_name, param=error.param, code=code)
+    message = error.message
+    if isinstance(error, UnavailableError | IncompatiblePairError):
+        message = without_addresses(message)
+    return error_body(message, type_name=error.type_name, param=error.param, code=code)
+
+
+def without_addresses(message: str) -> str:
+    """Returns what clients are told of a service's problem: the log has its address, too."""
+    return _ADDRESS.sub("", message)
 
 
 def install_error_handlers(app: FastAPI) -> None:
@@ -108,8 +121,13 @@ def install_error_handlers(app: FastAPI) -> None:
 
 async def _on_hippo_error(request: Request, error: Exception) -> JSONResponse:
     assert isinstance(error, HippoError)
+    return error_response(error, path=request.url.path)
+
+
+def error_response(error: HippoError, *, path: str) -> JSONResponse:
+    """Returns the answer to a request for ``path``, which ``error`` has ended."""
     current_span().fail(error)
-    if error.http_status >= 500 and request.url.path not in QUIET_PATHS:
+    if error.http_status >= 500 and path not in QUIET_PATHS:
         logger.warning("request failed: %s", error.message)
     headers = None
     if error.http_status in (429, 503):
@@ -139,6 +157,8 @@ async def _on_http_error(request: Request, error: Exception) -> JSONResponse:
         code = "method_not_allowed"
     elif error.status_code == 413:
         code = "body_too_large"
+    elif error.status_code == 503:
+        code = "overloaded"
     elif error.status_code == 408:
         code = "body_stalled"
     return JSONResponse(

@@ -7,6 +7,7 @@ import ipaddress
 import socket
 import zlib
 from collections.abc import Callable, Iterator
+from http.cookiejar import CookieJar, DefaultCookiePolicy
 from urllib.parse import urljoin, urlsplit
 
 import httpx
@@ -20,6 +21,26 @@ _DEFAULT_PORTS = {"http": 80, "https": 443}
 _ZLIB, _ANY_HEADER = ("gzip", "x-gzip", "deflate"), 32 + zlib.MAX_WBITS
 _OTHER_ENCODINGS = ("br", "zstd", "compress", "x-compress")
 _PIECE_BYTES = 1 << 20
+_NAT64 = ipaddress.ip_network("64:ff9b::/96")
+# What ``is_global`` of Python 3.11 to 3.14 does not exclude everywhere.
+_NOT_PUBLIC = tuple(
+    map(
+        ipaddress.ip_network,
+        (
+            "::/96",  # IPv4-compatible, RFC 4291
+            "::ffff:0:0/96",  # IPv4-mapped
+            "::ffff:0:0:0/96",  # IPv4-translated, RFC 2765
+            "64:ff9b:1::/48",  # NAT64 of the local network, RFC 8215
+            "2001::/32",  # Teredo
+            "2002::/16",  # 6to4
+            "3fff::/20",  # documentation, RFC 9637
+            "5f00::/16",  # segment routing, RFC 9602
+            "fec0::/10",  # site-local, RFC 3879
+            "192.0.0.0/24",  # of protocols, RFC 6890
+            "192.88.99.0/24",  # 6to4 relays, RFC 7526
+        ),
+    )
+)
 # Connections are not reused: httpx pools them by address, one address can serve several host names,
 # and the certificate was checked for the first name only.
 _LIMITS = httpx.Limits(max_connections=100, max_keepalive_connections=0)
@@ -87,8 +108,13 @@ class UrlFetcher:
         pinned = parts._replace(netloc=f"{shown}:{port}", fragment="").geturl()
         if self._client is None:
             # trust_env: proxies and credentials of the environment are not for clients' URLs.
+            # The jar takes no cookie: one client's fetch must not change another's.
             self._client = httpx.AsyncClient(
-                follow_redirects=False, trust_env=False, timeout=self._timeout_s, limits=_LIMITS
+                follow_redirects=False,
+                trust_env=False,
+                timeout=self._timeout_s,
+                limits=_LIMITS,
+                cookies=CookieJar(DefaultCookiePolicy(allowed_domains=())),
             )
         request = self._client.build_request(
             "GET",
@@ -215,17 +241,19 @@ class _Content:
 
 
 def is_public_address(address: str) -> bool:
-    """Whether an address is public; if an IPv6 address embeds an IPv4 one, whether that one is."""
+    """Whether an address is public.
+
+    Of the IPv6 addresses that embed an IPv4 one only those of NAT64's public prefix can be, by
+    which networks without IPv4 reach the others, and only if the embedded one is public.
+    """
     try:
         parsed = ipaddress.ip_address(address.partition("%")[0])
     except ValueError:
         return False
-    if isinstance(parsed, ipaddress.IPv6Address):
-        inner = parsed.ipv4_mapped or parsed.sixtofour or (parsed.teredo or (None, None))[1]
-        if inner is not None:
-            return is_public_address(str(inner))
-        if parsed in ipaddress.ip_network("64:ff9b::/96"):  # NAT64
-            return is_public_address(str(ipaddress.IPv4Address(int(parsed) & 0xFFFFFFFF)))
+    if parsed in _NAT64:
+        return is_public_address(str(ipaddress.IPv4Address(int(parsed) & 0xFFFFFFFF)))
+    if any(parsed in network for network in _NOT_PUBLIC):
+        return False
     return parsed.is_global and not parsed.is_multicast
 
 

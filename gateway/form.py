@@ -4,12 +4,16 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import AsyncIterator
+from typing import TYPE_CHECKING
 
-from python_multipart.exceptions import MultipartParseError
+from python_multipart.exceptions import FormParserError, MultipartParseError
 from python_multipart.multipart import MultipartParser, parse_options_header
 from starlette.requests import ClientDisconnect
 
 from hippo.errors import InvalidRequestError
+
+if TYPE_CHECKING:
+    from python_multipart.multipart import MultipartCallbacks
 
 FIELD = "file"
 
@@ -34,18 +38,23 @@ class FormFile:
         self._has_ended = False
         self._header = [b"", b""]
         self._disposition = b""
-        self._parser = MultipartParser(
-            options[b"boundary"],
-            {
-                "on_part_begin": self._on_part_begin,
-                "on_header_field": lambda data, start, end: self._add_header(0, data[start:end]),
-                "on_header_value": lambda data, start, end: self._add_header(1, data[start:end]),
-                "on_header_end": self._on_header_end,
-                "on_headers_finished": self._on_headers_finished,
-                "on_part_data": self._on_part_data,
-                "on_end": self._on_end,
-            },
-        )
+        try:
+            self._parser = MultipartParser(options[b"boundary"], self._callbacks())
+        except (FormParserError, UnicodeError) as error:
+            raise InvalidRequestError(
+                f"the form's boundary cannot be used: {error}", param=FIELD
+            ) from None
+
+    def _callbacks(self) -> MultipartCallbacks:
+        return {
+            "on_part_begin": self._on_part_begin,
+            "on_header_field": lambda data, start, end: self._add_header(0, data[start:end]),
+            "on_header_value": lambda data, start, end: self._add_header(1, data[start:end]),
+            "on_header_end": self._on_header_end,
+            "on_headers_finished": self._on_headers_finished,
+            "on_part_data": self._on_part_data,
+            "on_end": self._on_end,
+        }
 
     async def read_head(self) -> str:
         """Returns the file's name; raises InvalidRequestError for a form without the file."""

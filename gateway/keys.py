@@ -98,26 +98,13 @@ class Allowance:
         self._visual_tokens = _Bucket(limits.visual_tokens_per_minute, now_s)
 
     @contextlib.contextmanager
-    def admit(self, num_choices: int = 1) -> Iterator[None]:
-        """Counts a request for the time of the ``with`` block; each choice counts as running.
+    def admit(self) -> Iterator[None]:
+        """Counts a request, whose body is not read yet, for the time of the ``with`` block.
 
-        Raises RateLimitedError when a limit is reached, and InvalidRequestError if the limit of
-        concurrent requests is lower than ``num_choices``.
+        Raises RateLimitedError when a limit is reached.
         """
         limits, now_s = self._limits, self._clock_s()
-        if most := limits.concurrent_requests:
-            if num_choices > most:
-                raise InvalidRequestError(
-                    f"n is {num_choices}; key {self.name!r} may have {most} requests running, and "
-                    "each choice counts as one",
-                    param="n",
-                )
-            if self._num_running + num_choices > most:
-                raise RateLimitedError(
-                    f"key {self.name!r} has {self._num_running} requests running and may have "
-                    f"{most}",
-                    retry_after_s=1.0,
-                )
+        self._check_running(1)
         if wait_s := self._visual_tokens.wait_s(0, now_s):
             raise RateLimitedError(
                 f"key {self.name!r} has used its {limits.visual_tokens_per_minute} visual tokens "
@@ -130,11 +117,42 @@ class Allowance:
                 retry_after_s=wait_s,
             )
         self._requests.take_amount(1, now_s)
-        self._num_running += num_choices
+        with self._running(1):
+            yield
+
+    @contextlib.contextmanager
+    def admit_choices(self, num_choices: int) -> Iterator[None]:
+        """Counts the further choices of an admitted request as running requests.
+
+        Raises RateLimitedError as ``admit`` does, and InvalidRequestError for more choices than the
+        limit of concurrent requests.
+        """
+        most = self._limits.concurrent_requests
+        if most and num_choices > most:
+            raise InvalidRequestError(
+                f"n is {num_choices}; key {self.name!r} may have {most} requests running, and "
+                "each choice counts as one",
+                param="n",
+            )
+        self._check_running(num_choices - 1)
+        with self._running(num_choices - 1):
+            yield
+
+    def _check_running(self, num_more: int) -> None:
+        most = self._limits.concurrent_requests
+        if most and self._num_running + num_more > most:
+            raise RateLimitedError(
+                f"key {self.name!r} has {self._num_running} requests running and may have {most}",
+                retry_after_s=1.0,
+            )
+
+    @contextlib.contextmanager
+    def _running(self, count: int) -> Iterator[None]:
+        self._num_running += count
         try:
             yield
         finally:
-            self._num_running -= num_choices
+            self._num_running -= count
 
     def charge_visual_tokens(self, num_tokens: int) -> None:
         """Charges a prompt's visual tokens after it was read; an excess delays later requests."""

@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
+from gateway.budget import Holding
 from gateway.config import GatewaySettings
 from gateway.fetch import UrlFetcher
 from gateway.uploads import Uploads, is_upload_id
@@ -95,14 +96,17 @@ class MediaSource:
 
 
 class MemoryRoom:
-    """Counts the media bytes of one request in memory, up to ``max_bytes``."""
+    """Counts the media bytes of one request in memory, up to ``max_bytes``, as held by it."""
 
-    def __init__(self, max_bytes: int) -> None:
+    def __init__(self, max_bytes: int, holding: Holding) -> None:
         self._max_bytes = max_bytes
         self._num_left = max_bytes
+        self._holding = holding
 
-    def take(self, num_bytes: int) -> None:
-        """Counts bytes. Raises MediaError if there are more than one request may have."""
+    def take(self, num_bytes: int, *, is_new: bool = True) -> None:
+        """Counts bytes, as held unless they are not new. Raises MediaError if there are more than
+        one request may have, MemoryFullError if there is no room for them beside other requests.
+        """
         self._num_left -= num_bytes
         if self._num_left < 0:
             raise MediaError(
@@ -111,6 +115,8 @@ class MemoryRoom:
                 "directory that the services open themselves (--allowed-local-media-path), or send "
                 "less"
             )
+        if is_new:
+            self._holding.take(num_bytes)
 
 
 class MediaReader:
@@ -129,15 +135,15 @@ class MediaReader:
         await self._fetcher.close()
 
     async def read_media(
-        self, sources: Sequence[MediaSource], *, owner: str | None = None
+        self, sources: Sequence[MediaSource], holding: Holding, *, owner: str | None = None
     ) -> tuple[Media, ...]:
-        """Reads all items, in order; uploads must belong to ``owner``. Files are not read: their
-        media have a path (see ``copy_files``).
+        """Reads all items, in order, into what a request holds; uploads must belong to ``owner``.
+        Files are not read: their media have a path (see ``copy_files``).
 
         Raises MediaError for an unreadable or too large item, ForbiddenError for a URL or path that
         is not allowed, NotFoundError for an unknown upload.
         """
-        room = MemoryRoom(self._max_copied_bytes)
+        room = MemoryRoom(self._max_copied_bytes, holding)
 
         async def read(source: MediaSource) -> Media:
             with span("read_media", attributes={"hippo.media_kind": source.kind.value}):
@@ -146,7 +152,10 @@ class MediaReader:
         return tuple(await gather_or_cancel(map(read, sources)))
 
     async def copy_files(
-        self, media: Sequence[Media], open_dirs: Sequence[Collection[str]] = ()
+        self,
+        media: Sequence[Media],
+        holding: Holding,
+        open_dirs: Sequence[Collection[str]] = (),
     ) -> tuple[Media, ...]:
         """Returns the media with the bytes of each file that not every service can open.
 
@@ -154,8 +163,8 @@ class MediaReader:
         default all files are copied. Raises MediaError for a file that is gone or too large for a
         message, with the item as ``param``.
         """
-        room = MemoryRoom(self._max_copied_bytes)
-        room.take(sum(len(item.data) for item in media))
+        room = MemoryRoom(self._max_copied_bytes, holding)
+        room.take(sum(len(item.data) for item in media), is_new=False)
         copied = []
         for index, item in enumerate(media):
             path = Path(item.path)
@@ -273,9 +282,10 @@ class CopiedFiles:
     """The media of one request with the bytes of their files, which are read once for all its
     choices."""
 
-    def __init__(self, reader: MediaReader, media: Sequence[Media]) -> None:
+    def __init__(self, reader: MediaReader, media: Sequence[Media], holding: Holding) -> None:
         self._reader = reader
         self._media = media
+        self._holding = holding
         self._copied: tuple[Media, ...] | None = None
         self._reading = asyncio.Lock()
 
@@ -283,7 +293,7 @@ class CopiedFiles:
         """Returns the media; raises as ``MediaReader.copy_files`` does."""
         async with self._reading:
             if self._copied is None:
-                self._copied = await self._reader.copy_files(self._media)
+                self._copied = await self._reader.copy_files(self._media, self._holding)
             return self._copied
 
 

@@ -6,14 +6,12 @@ import dataclasses
 import hashlib
 from collections.abc import Iterator, Sequence
 
-from tokenizers import Tokenizer
-
 from gateway.media import FrameTimes, MediaSource
 from gateway.media_schemas import MediaLoading, MediaProcessing, VideoLoading
 from gateway.schemas import ChatCompletionRequest
 from hippo.errors import ContextLengthError, InvalidRequestError
 from hippo.models.context import visual_limit
-from hippo.types import FramePlan, Media, MediaKind, ModelInfo, OpenRequest, TextPart
+from hippo.types import FramePlan, Media, MediaKind, ModelInfo, OpenRequest
 
 # vLLM's default for frames sent one by one: one frame per second.
 DEFAULT_LISTED_FPS = 1.0
@@ -89,12 +87,13 @@ def _frame_times(request: ChatCompletionRequest, loading: VideoLoading) -> Frame
     return FrameTimes(fps, loading.frames_indices or (), duration_s)
 
 
-def affinity_key(request: ChatCompletionRequest, media: Sequence[Media]) -> bytes:
-    """Returns a hash of the cache salt and the media (if there are none: the first message).
+def affinity_key(request: ChatCompletionRequest, salt: str, media: Sequence[Media]) -> bytes:
+    """Returns a hash of the services' cache salt and the media (if there are none: the first
+    message).
 
     Requests with equal keys can share cached results. Slow for large files.
     """
-    digest = hashlib.sha256((request.cache_salt or "").encode())
+    digest = hashlib.sha256(salt.encode())
     for item in media:
         file = (item.path, item.num_bytes, item.modified_ns) if item.path else ()
         digest.update(repr(item.uuid or file).encode())
@@ -161,23 +160,19 @@ def _background(request: ChatCompletionRequest) -> int:
     return 1 + (red << 16) + (green << 8) + blue
 
 
+def texts(request: ChatCompletionRequest) -> list[str]:
+    """Returns the texts of all messages."""
+    return [part.text for message in request.messages for part in message.content if part.text]
+
+
 def with_visual_limit(
-    request: OpenRequest, tokenizer: Tokenizer, info: ModelInfo, *, ceiling: int | None
+    request: OpenRequest, num_text_tokens: int, info: ModelInfo, *, ceiling: int | None
 ) -> OpenRequest:
     """Returns the request with the most visual tokens that its videos may have together.
 
     This is ``visual_limit`` of the target's context beside the text and ``max_tokens``. Images are
-    not subtracted, because their sizes are unknown here. Tokenizing a long text takes a while.
+    not subtracted, because their sizes are unknown here.
     """
-    texts = [
-        part.text
-        for message in request.messages
-        for part in message.content
-        if isinstance(part, TextPart)
-    ]
-    num_text_tokens = sum(
-        len(tokenizer.encode(text, add_special_tokens=False).ids) for text in texts
-    )
     num_template_tokens = (
         TEMPLATE_TOKENS + MESSAGE_TOKENS * len(request.messages) + ITEM_TOKENS * len(request.media)
     )

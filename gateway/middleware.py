@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import re
 import time
@@ -12,15 +13,21 @@ from fastapi.responses import JSONResponse
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from gateway.budget import ByteBudget, Holding
 from gateway.errors import (
     QUIET_PATHS,
     BodyStalledError,
+    BodyTooComplexError,
     BodyTooLargeError,
     error_body,
+    error_response,
     internal_error,
 )
-from gateway.keys import Keyring
+from gateway.json_values import ValueCounter
+from gateway.keys import Allowance, Keyring, RateLimitedError
 from gateway.metrics import GatewayMetrics
+from gateway.sites import GUARDS
+from hippo.heap import trim_heap
 from hippo.local_files import shorten
 from hippo.logs import request_id_var
 from hippo.tracing import NO_SPAN, Span, span
@@ -32,7 +39,14 @@ UPLOADS = "/v1/videos"
 _FORM_OVERHEAD_BYTES = 1 << 16  # a form's other fields and headers
 # uvicorn waits without end for a body's next byte; until then the bytes before are kept.
 _LONGEST_PAUSE_S = 60.0
-_LEFT = 499  # nginx's status for a client that left before the answer began
+_SLOW_START_S = 30.0
+_LEAST_RATE = 1 << 15  # bytes a second after the start: a quarter of a slow uplink (1 Mbit/s)
+# Of a JSON body: parsed in some 0.1 s, and more than the longest lists of all fields together have.
+_MOST_VALUES = 1 << 16
+_LARGE_BYTES = 1 << 20  # whose memory is worth a call to give it back
+_TRIM_AFTER_S = 0.1  # when nothing of the request is referred to any more
+LEFT = 499
+"""nginx's status for a client that left before the answer began."""
 # OpenTelemetry's names of methods; another one, which a client may make up, is "_OTHER".
 _METHODS = frozenset({"DELETE", "GET", "HEAD", "OPTIONS", "PATCH", "POST", "PUT"})
 _WITH_BODY = frozenset({"PATCH", "POST", "PUT"})
@@ -51,10 +65,13 @@ class RequestMiddleware:
         *,
         max_body_bytes: int,
         max_file_bytes: int,
+        budget: ByteBudget,
         metrics: GatewayMetrics,
     ) -> None:
-        """``max_file_bytes`` limits the file of an upload, whose body is not held in memory."""
+        """``max_file_bytes`` limits the file of an upload, whose body is not held in memory; other
+        bodies count for ``budget``."""
         self._app = app
+        self._budget = budget
         self._max_body_bytes = max_body_bytes
         self._max_file_bytes = max_file_bytes
         self._metrics = metrics
@@ -81,37 +98,23 @@ class RequestMiddleware:
         state = scope.setdefault("state", {})
         state["request_id"], state["received_ns"] = request_id, started_ns
         token = request_id_var.set(request_id)
-        status = _LEFT
-        num_received = 0
-        is_complete = False  # the body; from then on ``receive`` waits for the client to leave
-        is_upload = (scope["method"], scope["path"]) == ("POST", UPLOADS)
-        limit = self._max_file_bytes if is_upload else self._max_body_bytes
-        max_bytes = limit + _FORM_OVERHEAD_BYTES if is_upload else limit
-
-        async def limited_receive() -> Message:
-            nonlocal num_received, is_complete
-            try:
-                async with asyncio.timeout(None if is_complete else _LONGEST_PAUSE_S):
-                    message = await receive()
-            except TimeoutError:
-                raise BodyStalledError(_LONGEST_PAUSE_S) from None
-            is_complete = not message.get("more_body", False)
-            if message["type"] == "http.request":
-                num_received += len(message.get("body", b""))
-                if num_received > max_bytes:
-                    raise BodyTooLargeError(limit, is_upload=is_upload)
-            return message
+        status = LEFT
+        body = _Body(scope, receive, self._limit_of(scope), self._budget)
+        state["body"] = body
 
         async def named_send(message: Message) -> None:
             nonlocal status
             if message["type"] == "http.response.start":
                 status = message["status"]
-                MutableHeaders(scope=message)["x-request-id"] = request_id
+                headers = MutableHeaders(scope=message)
+                headers["x-request-id"] = request_id
+                for name, value in GUARDS.items():
+                    headers.setdefault(name, value)
             await send(message)
 
         try:
-            if _declared_length(headers) > max_bytes:
-                error = BodyTooLargeError(limit, is_upload=is_upload)
+            if _declared_length(headers) > body.max_bytes:
+                error = body.too_large()
                 await _refusal(413, error.detail, code="body_too_large")(scope, receive, named_send)
                 return
             encoding = headers.get("content-encoding", "identity").strip().lower()
@@ -122,22 +125,23 @@ class RequestMiddleware:
                 )
                 await _refusal(400, detail)(scope, receive, named_send)
                 return
-            await self._app(scope, limited_receive, named_send)
+            await self._app(scope, body.receive, named_send)
         except Exception as error:
             own.fail(error)
             # Handled here, where the request's id is still set for the log record.
             logger.exception("a request failed unexpectedly")
-            if status != _LEFT:
+            if status != LEFT:
                 raise  # the answer has begun, so the server cuts the connection
             await internal_error()(scope, receive, named_send)
         finally:
+            body.release()
             extra: dict[str, object] = (
                 {} if state.get("key") is None else {"key": state["key"].name}
             )
             elapsed_s = (time.monotonic_ns() - started_ns) / 1e9
             path = getattr(scope.get("route"), "path", "unknown")
             self._metrics.count_request(path, status)
-            answered = None if status == _LEFT else status
+            answered = None if status == LEFT else status
             own.set(
                 {
                     "http.route": path,
@@ -158,6 +162,80 @@ class RequestMiddleware:
                 extra={**extra, "elapsed_ms": round(elapsed_s * 1e3, 1)},
             )
             request_id_var.reset(token)
+
+    def _limit_of(self, scope: Scope) -> tuple[int, bool]:
+        """Returns the most bytes of a request's body or upload, and whether it is an upload."""
+        is_upload = (scope["method"], scope["path"]) == ("POST", UPLOADS)
+        return self._max_file_bytes if is_upload else self._max_body_bytes, is_upload
+
+
+class _Body:
+    """The body of a request: what it may be, how fast it comes, and what of it is held."""
+
+    def __init__(
+        self, scope: Scope, receive: Receive, limit: tuple[int, bool], budget: ByteBudget
+    ) -> None:
+        """``limit`` has the most bytes, and whether they are an upload's, which goes to disk."""
+        self._scope = scope
+        self._receive = receive
+        self._limit, self._is_upload = limit
+        self._budget = budget
+        self._holding: Holding | None = None
+        self._began_s = time.monotonic()
+        self._num_received = 0
+        self._values = ValueCounter()
+        self._is_complete = False  # from then on ``receive`` waits for the client to leave
+        self.max_bytes = self._limit + (_FORM_OVERHEAD_BYTES if self._is_upload else 0)
+
+    @property
+    def holding(self) -> Holding:
+        """What the request holds in memory, in the name of its key or else of its address."""
+        if self._holding is None:
+            key: Allowance | None = self._scope["state"].get("key")
+            address = (self._scope.get("client") or ("",))[0]
+            self._holding = Holding(self._budget, f"address {address}" if key is None else key.name)
+        return self._holding
+
+    async def receive(self) -> Message:
+        """Returns the next message; raises HTTPException if the body is more than it may be."""
+        message = await (self._receive() if self._is_complete else self._receive_in_time())
+        self._is_complete = not message.get("more_body", False)
+        if message["type"] == "http.request":
+            piece: bytes = message.get("body", b"")
+            self._num_received += len(piece)
+            if self._num_received > self.max_bytes:
+                raise self.too_large()
+            if not self._is_upload:
+                self.holding.take(len(piece))
+                self._values.feed(piece)
+                if self._values.num_values > _MOST_VALUES:
+                    raise BodyTooComplexError(_MOST_VALUES)
+        return message
+
+    def too_large(self) -> BodyTooLargeError:
+        return BodyTooLargeError(self._limit, is_upload=self._is_upload)
+
+    def release(self) -> None:
+        """Gives back what the request holds; returns the memory to the system if it was much."""
+        if self._holding is None:
+            return
+        if self._holding.num_bytes > _LARGE_BYTES:
+            loop = asyncio.get_running_loop()
+            loop.call_later(_TRIM_AFTER_S, loop.run_in_executor, None, trim_heap)
+        self._holding.release()
+
+    async def _receive_in_time(self) -> Message:
+        elapsed_s = time.monotonic() - self._began_s
+        left_s = _SLOW_START_S + self._num_received / _LEAST_RATE - elapsed_s
+        try:
+            async with asyncio.timeout(min(_LONGEST_PAUSE_S, left_s)):
+                return await self._receive()
+        except TimeoutError:
+            raise BodyStalledError(
+                f"{self._num_received:,} bytes of the request body have come in "
+                f"{time.monotonic() - self._began_s:.0f} s, and more were to come; after "
+                f"{_SLOW_START_S:g} s at least {_LEAST_RATE:,} a second are needed"
+            ) from None
 
 
 def _refusal(status: int, message: str, code: str | None = None) -> JSONResponse:
@@ -190,9 +268,10 @@ class HeadMiddleware:
 
 
 class KeyMiddleware:
-    """Checks the API key on guarded paths, before the body is read.
+    """Checks the API key and its limits on guarded paths, before the body is read.
 
-    The request's ``state.key`` is the key's allowance, or None where no key is needed.
+    Each POST counts as a request. The request's ``state.key`` is the key's allowance, or None where
+    no key is needed.
     """
 
     def __init__(self, app: ASGIApp, *, keyring: Keyring) -> None:
@@ -210,7 +289,23 @@ class KeyMiddleware:
                     await _unauthorized(has_key=bool(key))(scope, receive, send)
                     return
             scope.setdefault("state", {})["key"] = allowance
+            if allowance is not None and scope["method"] == "POST":
+                await self._admit(allowance, scope, receive, send)
+                return
         await self._app(scope, receive, send)
+
+    async def _admit(
+        self, allowance: Allowance, scope: Scope, receive: Receive, send: Send
+    ) -> None:
+        with contextlib.ExitStack() as admitted:
+            try:
+                admitted.enter_context(allowance.admit())
+            except RateLimitedError as error:
+                refusal = error_response(error, path=scope["path"])
+                refusal.headers["connection"] = "close"
+                await refusal(scope, receive, send)
+                return
+            await self._app(scope, receive, send)
 
 
 def _unauthorized(*, has_key: bool) -> JSONResponse:

@@ -20,7 +20,7 @@ class ServiceCard(BaseModel):
     """A draft or target service of the gateway."""
 
     service: Literal["target", "draft"]
-    address: str
+    id: str = Field(description="Stands for the service's address, at every gateway.")
     is_up: bool
     problem: str | None
     num_running: int = Field(description="Running sequences of this gateway.")

@@ -30,14 +30,14 @@ _RETRY_AFTER = {
 }
 _MEANINGS = {
     400: "Malformed, out of range, not supported, or media that cannot be read.",
-    403: "A URL or path that this server does not allow.",
+    403: "A URL or path that this server does not allow, or a page of another site.",
     404: "No such model, video or path.",
-    408: "No byte of the body has come for a minute.",
+    408: "The body comes too slowly, or not at all.",
     409: "Draft and target do not fit together.",
-    413: "The body is larger than this server's limit.",
+    413: "The body is larger than this server's limit, or has too many values.",
     429: "No slot is free and the queue is full, or a limit of the API key is reached.",
     500: "A fault of the server; its log has the details under the request's id.",
-    503: "The target is down, loading or draining.",
+    503: "The target is down, loading or draining, or the memory for requests is full.",
     504: "The request took longer than this server allows.",
     507: "The uploads kept on this server leave no room for another one.",
 }

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from gateway.baseline import Baseline, OneRowTimes, StepsByContext, context_range
+from gateway.errors import without_addresses
 from gateway.events import EventLog, Service
 from hippo.metrics.gateway import DraftLoss
 from hippo.speculation.stats import SpeculationStats
@@ -226,7 +227,7 @@ def figures(record: AnswerRecord, request: OpenRequest, baseline: Baseline) -> d
         ),
         "seed": request.sampling.seed,
         "draft_used": stats.num_draft_tokens + stats.num_reused_tokens > 0,
-        "draft_problem": record.draft_problem,
+        "draft_problem": record.draft_problem and without_addresses(record.draft_problem),
         "num_draft_streams": record.num_draft_streams,
         "num_draft_losses": stats.num_draft_losses,
         "pruning": {

@@ -18,6 +18,7 @@ import uvicorn
 
 from gateway.app import create_app
 from gateway.config import GatewaySettings
+from gateway.connections import ConnectionLimit, bounded_protocol, most_connections
 from hippo.errors import HippoError, UnavailableError
 
 logger = logging.getLogger("gateway")
@@ -41,7 +42,8 @@ async def serve(settings: GatewaySettings) -> None:
             access_log=False,
             timeout_graceful_shutdown=math.ceil(settings.shutdown_grace_s) + _LAST_WORDS_S,
             ws="none",
-            http="h11",  # unlike httptools it bounds a request's head
+            # h11: unlike httptools it bounds the bytes of a request's head.
+            http=bounded_protocol(ConnectionLimit(most_connections(settings.max_connections))),
         ),
         settings,
         is_open=app.state.is_open,

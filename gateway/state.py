@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Annotated
 
@@ -24,6 +25,7 @@ class GatewayState:
     media: MediaReader
     uploads: Uploads
     metrics: GatewayMetrics
+    text_threads: ThreadPoolExecutor  # that tokenize
     patience_is_over: asyncio.Event  # set when the server stops waiting for running answers
 
 

@@ -26,6 +26,7 @@ from hippo.errors import (
 from hippo.pair import check_pair
 from hippo.rpc.client import DraftClient, TargetClient
 from hippo.speculation.estimates import PairTimes
+from hippo.texts import TextLimit
 from hippo.tracing import current_span
 from hippo.types import ModelInfo
 
@@ -57,6 +58,7 @@ class Target(Watch[TargetClient]):
         self.served_name: str | None = None  # kept while the target is down
         self._tokenizer: Tokenizer | None = None  # set before ``info`` is
         self._token_bytes: TokenBytes | None = None  # set before ``info`` is
+        self._text_limit: TextLimit | None = None  # set before ``info`` is
         self._drafts = drafts
         self._drafts_changed = asyncio.Event()
         self._misfits: dict[Draft, str] = {}  # why a draft does not fit
@@ -73,6 +75,12 @@ class Target(Watch[TargetClient]):
         """The bytes of the tokenizer's tokens; the target must have served once."""
         assert self._token_bytes is not None
         return self._token_bytes
+
+    @property
+    def text_limit(self) -> TextLimit:
+        """The texts that fit into the model's context; the target must have served once."""
+        assert self._text_limit is not None
+        return self._text_limit
 
     @property
     def draft_problem(self) -> str | None:
@@ -134,6 +142,7 @@ class Target(Watch[TargetClient]):
                 "that the target service has"
             ) from None
         self._token_bytes = TokenBytes(self._tokenizer)
+        self._text_limit = TextLimit(self._tokenizer, info.max_context_length)
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,6 +3,7 @@ errors back to the client's names."""
 
 from __future__ import annotations
 
+import hashlib
 import re
 import secrets
 from collections.abc import Collection
@@ -89,13 +90,14 @@ def open_request(
     pruning: Pruning,
     info: ModelInfo,
     settings: GatewaySettings,
+    owner: str | None = None,
     grammar: str = "",
     without_guesses: bool = False,
 ) -> OpenRequest:
     """Returns the first message for both services, without the media and the coordinator's pace.
 
-    ``grammar`` is the request's own, checked. Raises InvalidRequestError, which names the field at
-    fault.
+    ``owner`` is the name of its API key, and ``grammar`` its own, checked. Raises
+    InvalidRequestError, which names the field at fault.
     """
     sampling = replace(_sampling_params(request, info, settings), grammar=grammar)
     max_tokens, is_default = _max_tokens(request, info, settings)
@@ -114,11 +116,16 @@ def open_request(
         pruning=pruning,
         max_tokens=max_tokens,
         end_token_ids=_end_token_ids(request, info),
-        cache_salt=request.cache_salt or "",
+        cache_salt=own_salt(request.cache_salt or "", None if settings.share_caches else owner),
         num_top_logprobs=(request.top_logprobs or 0) if request.logprobs else None,
         without_guesses=without_guesses,
         is_max_tokens_default=is_default,
     )
+
+
+def own_salt(salt: str, owner: str | None) -> str:
+    """Returns a client's ``salt`` as the services get it: no two keys have the same."""
+    return salt if owner is None else hashlib.sha256(repr((owner, salt)).encode()).hexdigest()
 
 
 def num_choices(request: ChatCompletionRequest, settings: GatewaySettings) -> int:

@@ -65,13 +65,16 @@ class Uploads:
         _delete_abandoned(parent)
         self.folder, self._lock = _make_folder(parent)
         self._max_bytes = settings.max_upload_bytes  # of all uploads together
+        self._max_uploads = settings.max_uploads
         self._max_file_bytes = settings.max_media_bytes
         self._ttl_s = settings.upload_ttl_s
         self._clock_s = clock_s
         self._uploads: dict[str, Upload] = {}
         self._uses = Counter[str]()  # requests at work on each upload
         self._in_use: dict[str, Upload] = {}  # deleted, but their files are still in use
-        self._num_bytes = 0  # of all files, including those being written
+        # Of all files by owner, including those being written.
+        self._num_bytes = Counter[str | None]()
+        self._num_files = Counter[str | None]()
 
     async def add_upload(self, read: ReadPiece, *, filename: str, owner: str | None) -> Upload:
         """Stores the pieces that ``read`` returns, until it returns an empty one.
@@ -87,28 +90,28 @@ class Uploads:
         video_id = f"video-{uuid.uuid4().hex}"
         path = self.folder / video_id
         num_bytes = 0
+        self._num_files[owner] += 1
         try:
+            self._check_room(self._num_files, owner, self._max_uploads, "uploads", "--max-uploads")
             with path.open("wb") as file:
                 while piece := await read():
                     num_bytes += len(piece)
-                    self._num_bytes += len(piece)
+                    self._num_bytes[owner] += len(piece)
                     if num_bytes > self._max_file_bytes:
                         raise MediaError(
                             f"the video is larger than {self._max_file_bytes} bytes, this "
                             "server's limit (--max-media-bytes)",
                             param="file",
                         )
-                    if self._num_bytes > self._max_bytes:
-                        raise UploadsFullError(
-                            f"the uploads kept here would exceed {self._max_bytes} bytes, this "
-                            "server's limit (--max-upload-bytes); delete some or try again when "
-                            "they have expired"
-                        )
+                    self._check_room(
+                        self._num_bytes, owner, self._max_bytes, "bytes", "--max-upload-bytes"
+                    )
                     await asyncio.to_thread(file.write, piece)
             if num_bytes == 0:
                 raise MediaError("the video is empty (0 bytes)", param="file")
         except BaseException as error:
-            self._num_bytes -= num_bytes
+            self._num_bytes[owner] -= num_bytes
+            self._num_files[owner] -= 1
             path.unlink(missing_ok=True)
             if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
                 raise UploadsFullError(
@@ -120,6 +123,19 @@ class Uploads:
         upload = Upload(video_id, filename, num_bytes, now_s, now_s + self._ttl_s, owner)
         self._uploads[video_id] = upload
         return upload
+
+    def _check_room(
+        self, used: Counter[str | None], owner: str | None, most: int, what: str, flag: str
+    ) -> None:
+        """Raises UploadsFullError if more than ``most`` is ``used``, or more than half by a key."""
+        share = most if owner is None else most // 2
+        is_theirs = used[owner] > share
+        if is_theirs or used.total() > most:
+            whose, limit = ("of this key ", share) if is_theirs else ("", most)
+            raise UploadsFullError(
+                f"the uploads kept here {whose}would exceed {limit} {what}, this server's limit "
+                f"({flag}); delete some or try again when they have expired"
+            )
 
     def get(self, video_id: str, owner: str | None) -> Upload:
         """Returns an upload. Raises NotFoundError if ``owner`` has none, or it has expired."""
@@ -178,7 +194,8 @@ class Uploads:
             self._remove(upload)
 
     def _remove(self, upload: Upload) -> None:
-        self._num_bytes -= upload.num_bytes
+        self._num_bytes[upload.owner] -= upload.num_bytes
+        self._num_files[upload.owner] -= 1
         with contextlib.suppress(OSError):
             (self.folder / upload.video_id).unlink()
 

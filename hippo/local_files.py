@@ -28,6 +28,7 @@ class LocalFiles:
 
     def __init__(self, directories: Sequence[str | Path]) -> None:
         self.directories = tuple(Path(each).resolve() for each in directories)
+        self._names = (*self.directories, *(Path(each).absolute() for each in directories))
 
     def contains(self, path: Path) -> bool:
         """Whether a resolved path lies under one of the directories."""
@@ -37,28 +38,46 @@ class LocalFiles:
     def open_file(self, path: str) -> Iterator[LocalFile]:
         """Opens a file for the time of the ``with`` block.
 
-        Raises ForbiddenError for a path outside the directories, whether or not the file exists, so
-        that clients cannot probe for files; MediaError for a path that is no readable regular file.
+        Raises ForbiddenError for a path outside the directories, before the file system is asked
+        about it, so that clients cannot probe for files, and for a link that leads outside;
+        MediaError for a path that is no readable regular file.
         """
         shown = repr(shorten(path))
+        outside = ForbiddenError(f"{shown} is not under an allowed directory")
+        if "\0" in path:
+            raise MediaError(f"{shown} is not a usable path")
+        named = Path(os.path.normpath(path))  # a directory's name may itself have links in it
+        if not any(named.is_relative_to(directory) for directory in self._names):
+            raise outside
         try:
             resolved = Path(path).resolve()
-        except (OSError, RuntimeError, ValueError):  # link loops, null bytes
+        except (OSError, RuntimeError, ValueError):  # link loops
             raise MediaError(f"{shown} is not a usable path") from None
         if not self.contains(resolved):
-            raise ForbiddenError(f"{shown} is not under an allowed directory")
+            raise outside
         try:
             # O_NONBLOCK: a FIFO must not block the thread. O_NOFOLLOW: links were resolved above.
             descriptor = os.open(resolved, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW)
         except OSError as error:
             raise MediaError(f"{shown} cannot be read: {error.strerror}") from None
         try:
+            # A folder on the way may have become a link since.
+            if not self.contains(_path_of(descriptor, resolved)):
+                raise outside
             status = os.fstat(descriptor)
             if not stat.S_ISREG(status.st_mode):
                 raise MediaError(f"{shown} is not a regular file")
             yield LocalFile(resolved, descriptor, status.st_size, status.st_mtime_ns % 2**64)
         finally:
             os.close(descriptor)
+
+
+def _path_of(descriptor: int, opened: Path) -> Path:
+    """Returns the path of an open file; without /proc (not Linux) the path that was opened."""
+    try:
+        return Path(os.readlink(f"/proc/self/fd/{descriptor}"))
+    except OSError:
+        return opened
 
 
 def check_directories(names: Sequence[str], flag: str) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextvars
 import json
 import logging
+import re
 import sys
 import time
 
@@ -12,6 +13,9 @@ from hippo.tracing import current_span
 
 request_id_var: contextvars.ContextVar[str] = contextvars.ContextVar("request_id", default="")
 
+# What a client's text could write a line of its own with, or steer a terminal: control characters
+# and the separators that some readers take for line breaks.
+_CONTROL = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069]")
 _STANDARD = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
 
 
@@ -47,10 +51,15 @@ class _TextFormatter(_Formatter):
     def format(self, record: logging.LogRecord) -> str:
         stamp = time.strftime("%H:%M:%S", time.localtime(record.created))
         tail = "".join(f" {key}={value}" for key, value in self._extras(record).items())
-        line = f"{stamp} {record.levelname.lower():7} {self._service:7} {record.getMessage()}{tail}"
+        told = f"{stamp} {record.levelname.lower():7} {self._service:7} {record.getMessage()}{tail}"
+        line = _CONTROL.sub(_escaped, told)
         if record.exc_info:
             line += "\n" + self.formatException(record.exc_info)
         return line
+
+
+def _escaped(found: re.Match[str]) -> str:
+    return found[0].encode("unicode_escape").decode()
 
 
 def setup_logging(service: str, *, level: str = "info", style: str = "text") -> None:

@@ -10,6 +10,7 @@ import os
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import torch
 from rich.console import Console
@@ -26,6 +27,7 @@ from hippo.models.base import (
     SequenceRows,
     StepPlan,
     VideoLanguageModel,
+    VisualItem,
     prunable_embeddings,
 )
 from hippo.models.context import most_text_tokens
@@ -33,7 +35,7 @@ from hippo.models.tap import most_reused
 from hippo.pair import check_pair
 from hippo.pruning.scores import Scope
 from hippo.sampling.sampler import TokenSampler
-from hippo.types import ChatMessage, FramePlan, MediaPart, TextPart
+from hippo.types import ChatMessage, FramePlan, MediaKind, MediaPart, MediaUse, TextPart
 
 CACHE = ROOT / "bench/out/pruning"
 MAX_TOKENS = 256
@@ -70,6 +72,19 @@ class ClipTrace:
         )
 
 
+# Of a trace's file, whose other parts are numbers, texts and tensors.
+_STORED: list[Any] = [
+    ClipTrace,
+    SampleTrace,
+    Sample,
+    Prompt,
+    VisualItem,
+    MediaUse,
+    MediaKind,
+    Scope,
+]
+
+
 class TraceStore:
     """A folder with the traces of one pair."""
 
@@ -83,7 +98,8 @@ class TraceStore:
 
     def load_trace(self, name: str) -> ClipTrace:
         """Returns the clip's trace. Raises FileNotFoundError if it has not been traced."""
-        trace = torch.load(self._path(name), weights_only=False)
+        with torch.serialization.safe_globals(_STORED):
+            trace = torch.load(self._path(name), weights_only=True)
         assert isinstance(trace, ClipTrace)
         return trace
 

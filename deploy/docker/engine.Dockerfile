@@ -4,16 +4,10 @@
 #   docker build -f deploy/docker/engine.Dockerfile -t hippo-engine:cpu \
 #     --build-arg TORCH_INDEX=https://download.pytorch.org/whl/cpu .
 #
-# Nothing here needs BuildKit. What changes least lies lowest: the base, what pyproject.toml asks
-# for at the versions of constraints.txt (torch, most of the image), the bundled pair, the code.
+# Nothing here needs BuildKit. What changes least lies lowest: the base, torch (most of the image),
+# the other packages, the bundled pair, the code.
 
-ARG BASE=python:3.11-slim-bookworm
-
-# What pyproject.toml asks for, as a list of its own: a change elsewhere in that file leaves the
-# layers that install it in the build cache.
-FROM ${BASE} AS requirements
-COPY pyproject.toml deploy/docker/requirements.py /in/
-RUN python3 /in/requirements.py /in/pyproject.toml engine quantized traces > /requirements.txt
+ARG BASE=python:3.11-slim-bookworm@sha256:528257d48c1da0dcecc2e725d1ae34498d60c965f1241e39cd6a85a8859bdf84
 
 FROM ${BASE} AS dependencies
 ENV PIP_NO_CACHE_DIR=1 PIP_DISABLE_PIP_VERSION_CHECK=1
@@ -31,11 +25,14 @@ RUN if [ -n "${TORCH_INDEX}" ]; then \
  && cd /opt/hippo/lib/python3*/site-packages/torch \
  && rm -rf include share test \
  && find bin -type f ! -name torch_shm_manager -delete
-COPY --from=requirements /requirements.txt /in/
+# Each file must have a hash of the list, which `make locks` writes.
+COPY deploy/docker/engine.lock /in/
+RUN python3 -m pip --python /opt/hippo install --no-deps --require-hashes -r /in/engine.lock
 # Further packages, for forms of quantised weights that need them (docs/operations.md).
 ARG EXTRA_PACKAGES=
-RUN python3 -m pip --python /opt/hippo install -c /in/constraints.txt -r /in/requirements.txt \
-      ${EXTRA_PACKAGES}
+RUN if [ -n "${EXTRA_PACKAGES}" ]; then \
+      python3 -m pip --python /opt/hippo install -c /in/constraints.txt ${EXTRA_PACKAGES}; \
+    fi
 
 FROM ${BASE} AS code
 ARG SETUPTOOLS=80.9.0

@@ -2,21 +2,16 @@
 #
 #   docker build -f deploy/docker/gateway.Dockerfile -t hippo-gateway .
 #
-# Nothing here needs BuildKit. What changes least lies lowest: the base, what pyproject.toml asks
-# for at the versions of constraints.txt, the code.
+# Nothing here needs BuildKit. What changes least lies lowest: the base, the packages, the code.
 
-ARG BASE=python:3.11-slim-bookworm
-
-FROM ${BASE} AS requirements
-COPY pyproject.toml deploy/docker/requirements.py /in/
-RUN python3 /in/requirements.py /in/pyproject.toml traces > /requirements.txt
+ARG BASE=python:3.11-slim-bookworm@sha256:528257d48c1da0dcecc2e725d1ae34498d60c965f1241e39cd6a85a8859bdf84
 
 FROM ${BASE} AS dependencies
 ENV PIP_NO_CACHE_DIR=1 PIP_DISABLE_PIP_VERSION_CHECK=1
 RUN python3 -m venv --without-pip /opt/hippo
-COPY constraints.txt /in/
-COPY --from=requirements /requirements.txt /in/
-RUN python3 -m pip --python /opt/hippo install -c /in/constraints.txt -r /in/requirements.txt
+# Each file must have a hash of the list, which `make locks` writes.
+COPY deploy/docker/gateway.lock /in/
+RUN python3 -m pip --python /opt/hippo install --no-deps --require-hashes -r /in/gateway.lock
 
 FROM ${BASE} AS code
 ARG SETUPTOOLS=80.9.0

@@ -15,6 +15,7 @@ from fastapi.responses import JSONResponse, Response
 from starlette.types import Receive, Scope, Send
 
 from gateway import account, media_fields, report, spans, speculation, sse, structured, translate
+from gateway.budget import Holding
 from gateway.choices import Choices
 from gateway.completion import Completion
 from gateway.errors import describe_error, request_took_too_long, server_is_stopping
@@ -67,6 +68,8 @@ class ChatResponse(Response):
         self._received_ns: int = request.state.received_ns
         # None if the server needs no API keys.
         self._allowance: Allowance | None = request.state.key
+        self._owner = None if self._allowance is None else self._allowance.name
+        self._holding: Holding = request.state.body.holding
         self._head = {
             "id": f"chatcmpl-{uuid.uuid4().hex}",
             "created": int(time.time()),
@@ -109,7 +112,9 @@ class ChatResponse(Response):
     async def _answer_within_limits(self, scope: Scope, receive: Receive, send: Send) -> None:
         count = translate.num_choices(self._body, self._state.settings)
         admitted = (
-            contextlib.nullcontext() if self._allowance is None else self._allowance.admit(count)
+            contextlib.nullcontext()
+            if self._allowance is None
+            else self._allowance.admit_choices(count)
         )
         urls = [url for _, _, url, _ in media_fields.media_parts(self._body)]
         with admitted, self._state.uploads.keeping(urls):
@@ -120,6 +125,9 @@ class ChatResponse(Response):
         settings, backends = state.settings, state.backends
         plan = speculation.speculation_plan(body.speculative, settings)
         info = backends.model(body.model)
+        num_text_tokens = await backends.pair(info.name).target.text_limit.count_tokens(
+            media_fields.texts(body), state.text_threads
+        )
         request = translate.open_request(
             body,
             request_id=self._request_id,
@@ -127,11 +135,12 @@ class ChatResponse(Response):
             pruning=plan.pruning if plan.wants_draft and settings.draft else _NO_PRUNING,
             info=info,
             settings=settings,
+            owner=self._owner,
             grammar=await structured.checked_grammar(body),
             without_guesses=not plan.guesses,
         )
         media = await self._read_media(info)
-        pairs = backends.pairs(info.name, await self._affinity_key(media))
+        pairs = backends.pairs(info.name, await self._affinity_key(request.cache_salt, media))
         pair = pairs[0]
         for each in pairs:
             structured.check_support(body, each.target.info or info)
@@ -144,14 +153,10 @@ class ChatResponse(Response):
         dirs = pair.media_dirs(wants_draft=plan.wants_draft)
         request = replace(request, media=await self._copy_files(media, dirs))
         if any(item.kind is MediaKind.VIDEO for item in media):
-            request = await asyncio.to_thread(
-                media_fields.with_visual_limit,
-                request,
-                pair.target.tokenizer,
-                info,
-                ceiling=settings.max_visual_tokens,
+            request = media_fields.with_visual_limit(
+                request, num_text_tokens, info, ceiling=settings.max_visual_tokens
             )
-        in_bytes = CopiedFiles(state.media, request.media)
+        in_bytes = CopiedFiles(state.media, request.media, self._holding)
         counted = state.metrics.model(info.name)
         news = asyncio.Event()
         choices = Choices(
@@ -261,22 +266,21 @@ class ChatResponse(Response):
         }
 
     async def _read_media(self, info: ModelInfo) -> tuple[Media, ...]:
-        owner = None if self._allowance is None else self._allowance.name
-        sources = media_fields.media_sources(self._body, info, owner)
-        return await self._state.media.read_media(sources, owner=owner)
+        sources = media_fields.media_sources(self._body, info, self._owner)
+        return await self._state.media.read_media(sources, self._holding, owner=self._owner)
 
     async def _copy_files(
         self, media: Sequence[Media], open_dirs: Sequence[Sequence[str]]
     ) -> tuple[Media, ...]:
         try:
-            return await self._state.media.copy_files(media, open_dirs)
+            return await self._state.media.copy_files(media, self._holding, open_dirs)
         except MediaError as error:
             raise self._for_client(error) from None
 
-    async def _affinity_key(self, media: Sequence[Media]) -> bytes:
+    async def _affinity_key(self, salt: str, media: Sequence[Media]) -> bytes:
         if not self._state.backends.has_choice:
             return b""
-        return await asyncio.to_thread(media_fields.affinity_key, self._body, media)
+        return await asyncio.to_thread(media_fields.affinity_key, self._body, salt, media)
 
     async def _send_stream(self, choices: Choices, send: Send) -> None:
         """Starts the stream when the prompt was read, so that a bad prompt gets an error status,

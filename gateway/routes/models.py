@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from dataclasses import fields
 from typing import Annotated, Literal
 
 from fastapi import APIRouter, Query
 
+from gateway.errors import without_addresses
 from gateway.model_cards import (
     DraftCard,
     ExpectedFrames,
@@ -79,6 +81,7 @@ def _card(info: ModelInfo, state: State) -> ModelCard:
     draft = next((draft.info for draft in backends.drafts if draft.info is not None), None)
     serving = [each for each in backends.targets if each.info and each.info.name == info.name]
     down = [each for each in backends.targets if each.info is None]
+    problem = backends.pair(info.name).target.draft_problem
     return ModelCard(
         id=info.name,
         max_model_len=info.max_context_length,
@@ -89,7 +92,7 @@ def _card(info: ModelInfo, state: State) -> ModelCard:
             dtype=info.dtype,
             num_slots=info.num_slots,
             draft=None if draft is None else DraftCard.model_validate(draft, from_attributes=True),
-            draft_problem=backends.pair(info.name).target.draft_problem,
+            draft_problem=problem and without_addresses(problem),
             services=[
                 *(_service("target", each) for each in (*serving, *down)),
                 *(_service("draft", each) for each in backends.drafts),
@@ -101,9 +104,9 @@ def _card(info: ModelInfo, state: State) -> ModelCard:
 def _service(noun: Literal["target", "draft"], watch: Target | Draft) -> ServiceCard:
     return ServiceCard(
         service=noun,
-        address=watch.address,
+        id=hashlib.sha256(watch.address.encode()).hexdigest()[:8],
         is_up=watch.info is not None,
-        problem=None if watch.info is not None else watch.problem,
+        problem=None if watch.info is not None else without_addresses(watch.problem),
         num_running=watch.num_running,
         num_slots=None if watch.info is None else watch.info.num_slots,
     )

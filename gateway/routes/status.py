@@ -5,6 +5,7 @@ from __future__ import annotations
 from fastapi import APIRouter, Request, Response
 from fastapi.responses import PlainTextResponse
 
+from gateway.errors import without_addresses
 from gateway.openapi import ANSWERED, answers
 from gateway.responses import Health, NumUp, Ready, Versions
 from gateway.state import State
@@ -27,10 +28,11 @@ async def health() -> Health:
 async def ready(state: State) -> Ready:
     """Reports whether requests can be answered, else 503. A missing draft only costs speed."""
     backends = state.backends
+    problem = backends.draft_problem()
     return Ready(
         model=backends.model().name,
         draft="ready" if backends.has_draft else "unavailable",
-        draft_problem=backends.draft_problem(),
+        draft_problem=problem and without_addresses(problem),
         num_targets=NumUp(up=backends.num_targets_up, all=len(backends.targets)),
         num_drafts=NumUp(up=backends.num_drafts_up, all=len(backends.drafts)),
     )

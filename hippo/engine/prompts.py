@@ -17,8 +17,9 @@ from hippo.models.content import CachedRows, cached_rows, salted
 from hippo.models.messages import REMEDY
 from hippo.sampling.masks import GRAMMAR_PARAM, GrammarCompiler, TokenMasks
 from hippo.tasks import gather_or_cancel
+from hippo.texts import TextLimit
 from hippo.tracing import span
-from hippo.types import FramePlan, MediaKind, OpenRequest
+from hippo.types import FramePlan, MediaKind, OpenRequest, TextPart
 
 ResultT = TypeVar("ResultT")
 
@@ -51,9 +52,11 @@ class PromptReader:
         media_cache_bytes: int = 0,
         max_decoded_bytes: int,
         compiler: GrammarCompiler | None = None,
+        text_limit: TextLimit | None = None,
     ) -> None:
         self._model = model
         self._compiler = compiler
+        self._text_limit = text_limit
         self._max_decoded_bytes = max_decoded_bytes
         self.media_cache = MediaCache(decoder, media_cache_bytes)
         self._threads = ThreadPoolExecutor(
@@ -76,6 +79,8 @@ class PromptReader:
         prompt and completion exceed the context.
         """
         began_ns = perf_counter_ns()
+        if self._text_limit is not None:
+            await self._text_limit.count_tokens(_texts(request), self._threads)
         masks = None
         if request.sampling.grammar:
             masks = await _run(self._compiling, self._compile, request)
@@ -141,6 +146,15 @@ async def _run(
     threads: ThreadPoolExecutor, function: Callable[..., ResultT], *arguments: object
 ) -> ResultT:
     return await asyncio.get_running_loop().run_in_executor(threads, function, *arguments)
+
+
+def _texts(request: OpenRequest) -> list[str]:
+    return [
+        part.text
+        for message in request.messages
+        for part in message.content
+        if isinstance(part, TextPart)
+    ]
 
 
 def _plan_of_each(request: OpenRequest) -> FramePlan:

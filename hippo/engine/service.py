@@ -23,6 +23,7 @@ from hippo.models.base import VideoLanguageModel
 from hippo.rpc.server import RpcServer
 from hippo.sampling.masks import grammar_compiler
 from hippo.sizes import cache_limit
+from hippo.texts import text_limit
 from hippo.types import ModelInfo
 
 _log = logging.getLogger(__name__)
@@ -66,7 +67,10 @@ class EngineService:
         num_tapped: Callable[[VideoLanguageModel], int] = lambda model: 0,
     ) -> None:
         self.rpc = RpcServer(
-            service_name, tls=settings.tls, max_message_bytes=settings.max_message_bytes
+            service_name,
+            tls=settings.tls,
+            max_message_bytes=settings.max_message_bytes,
+            has_reflection=settings.reflection,
         )
         self._settings = settings
         self._num_tapped = num_tapped
@@ -120,6 +124,7 @@ class EngineService:
         settings = self._settings
         files = LocalFiles(settings.allowed_local_media_path)
         compiler = await asyncio.to_thread(grammar_compiler, model.info)
+        limit = await asyncio.to_thread(text_limit, model.info)
         info = replace(
             model.info,
             media_dirs=tuple(map(str, files.directories)),
@@ -153,6 +158,7 @@ class EngineService:
                 media_cache_bytes=cache_limit(settings.media_cache_bytes, model.frame_bytes),
                 max_decoded_bytes=settings.decode_limits().max_memory_bytes,
                 compiler=compiler,
+                text_limit=limit,
             ),
             files=files,
         )

@@ -128,6 +128,9 @@ class EngineSettings:
         2048,
         help="most memory for decoding one media item, and for all frames of a request, in MiB",
     )
+    reflection: bool = setting(
+        False, help="describe the gRPC interface to whoever asks (for grpcurl)"
+    )
     tls_cert: str = setting("", help="PEM file of the certificate; with --tls-key: serve TLS")
     tls_key: str = setting("", help="PEM file of the private key")
     tls_ca: str = setting("", help="PEM file of the CA that must have signed client certificates")

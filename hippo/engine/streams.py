@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from time import perf_counter_ns
-from typing import Any
+from typing import Any, TypeVar
 
 import grpc
 from google.protobuf.message import DecodeError, Message
@@ -19,7 +19,7 @@ from hippo.engine.sequence import EngineSequence
 from hippo.engine.service import Backend, EngineService
 from hippo.engine.slots import SlotPool
 from hippo.engine.spans import StreamRecord
-from hippo.errors import HippoError, InvalidRequestError
+from hippo.errors import DeadlineError, HippoError, InvalidRequestError, OverloadedError
 from hippo.logs import request_id_var
 from hippo.rpc import codec, convert
 from hippo.rpc.errors import Context, answering_errors
@@ -28,6 +28,11 @@ from hippo.types import OpenRequest, PromptInfo
 from hippo.v1 import common_pb2
 
 _log = logging.getLogger(__name__)
+
+ResultT = TypeVar("ResultT")
+
+_OPEN_S = 60.0  # to send the first message: a large one takes 20 s at 100 Mbit/s
+_MOST_UNOPENED = 256  # streams that have not sent it, of all clients together
 
 _EOF: Any = grpc.aio.EOF  # type: ignore[attr-defined]
 
@@ -48,7 +53,8 @@ class SequenceStreams:
         self._service = service
         self._response = response
         self._new_sequence = new_sequence
-        self._readers: set[asyncio.Task[None]] = set()
+        self._readers: set[asyncio.Task[Any]] = set()
+        self._num_unopened = 0
 
     @answering_errors
     async def GetModel(
@@ -80,7 +86,7 @@ class SequenceStreams:
                     record.add_stages(sequence.stages, sequence.ready_ns)
 
     async def _read_open(self, context: Context, backend: Backend) -> OpenRequest:
-        first = await _read_message(context)
+        first = await self._read_first(context)
         kind = "nothing" if first is _EOF else first.WhichOneof("message")
         if kind != "open":
             raise InvalidRequestError(
@@ -91,6 +97,20 @@ class SequenceStreams:
             media = await asyncio.to_thread(checked_paths, request.media, backend.files)
             request = dataclasses.replace(request, media=media)
         return request
+
+    async def _read_first(self, context: Context) -> Any:
+        """Returns a stream's first message; raises DeadlineError if it does not come."""
+        if self._num_unopened >= _MOST_UNOPENED:
+            raise OverloadedError(f"{_MOST_UNOPENED} streams have sent no open message yet")
+        self._num_unopened += 1
+        reading = self._keep(asyncio.create_task(_read_message(context)))
+        try:
+            await asyncio.wait((reading,), timeout=_OPEN_S)
+        finally:
+            self._num_unopened -= 1
+        if not reading.done():
+            raise DeadlineError(f"the stream has sent no open message within {_OPEN_S:g} s")
+        return reading.result()
 
     async def _run(
         self, context: Context, backend: Backend, sequence: EngineSequence, record: StreamRecord
@@ -115,12 +135,15 @@ class SequenceStreams:
     def _start_reader(
         self, context: Context, backend: Backend, sequence: EngineSequence
     ) -> asyncio.Task[None]:
-        """Returns the task that reads the stream to its end.
+        """Returns the task that reads the stream to its end."""
+        return self._keep(asyncio.create_task(self._read(context, backend, sequence)))
 
-        The task must not be cancelled, because grpc.aio never frees the memory of a cancelled read
+    def _keep(self, reader: asyncio.Task[ResultT]) -> asyncio.Task[ResultT]:
+        """Keeps a task that reads until it is done.
+
+        It must not be cancelled, because grpc.aio never frees the memory of a cancelled read
         (https://github.com/grpc/grpc/issues/43360).
         """
-        reader = asyncio.create_task(self._read(context, backend, sequence))
         self._readers.add(reader)
         reader.add_done_callback(self._readers.discard)
         reader.add_done_callback(_error_of)  # or asyncio would log an error that was not read
@@ -187,7 +210,7 @@ def _logging_the_end() -> Iterator[None]:
         _log.info("sequence %s", how, extra={"elapsed_ms": round(elapsed_ms, 1)})
 
 
-def _error_of(task: asyncio.Task[None]) -> Exception | None:
+def _error_of(task: asyncio.Task[Any]) -> Exception | None:
     error = None if task.cancelled() else task.exception()
     assert error is None or isinstance(error, Exception)
     return error

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ipaddress
 import logging
 
 import grpc
@@ -29,6 +30,7 @@ class RpcServer:
         *,
         tls: TlsFiles | None = None,
         max_message_bytes: int = DEFAULT_MAX_MESSAGE_BYTES,
+        has_reflection: bool = False,
     ) -> None:
         _grpc_log.addFilter(is_news)
         self.server = grpc.aio.server(options=server_options(max_message_bytes))
@@ -36,8 +38,9 @@ class RpcServer:
         self._tls = tls
         self._health = health.aio.HealthServicer()  # type: ignore[attr-defined]
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self.server)
-        names = (service_name, health.SERVICE_NAME, reflection.SERVICE_NAME)
-        reflection.enable_server_reflection(names, self.server)
+        if has_reflection:
+            names = (service_name, health.SERVICE_NAME, reflection.SERVICE_NAME)
+            reflection.enable_server_reflection(names, self.server)
 
     async def start(self, host: str, port: int) -> int:
         """Binds and starts; returns the port, which the system chooses for port 0.
@@ -60,6 +63,13 @@ class RpcServer:
                 "machine's; choose another with --port (0: any free one)"
             )
         await self.server.start()
+        if self._tls is None and not _is_loopback(host):
+            _log.warning(
+                "no TLS: whoever reaches port %d of %s may use the model and read what is sent; "
+                "let only the gateway reach the port, or set --tls-cert, --tls-key and --tls-ca",
+                bound,
+                host,
+            )
         return bound
 
     async def set_serving(self, is_serving: bool) -> None:
@@ -72,6 +82,13 @@ class RpcServer:
         """Refuses new calls and ends running ones."""
         await self._health.enter_graceful_shutdown()
         await self.server.stop(0.0)
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
 
 
 def is_news(record: logging.LogRecord) -> bool:

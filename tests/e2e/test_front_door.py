@@ -28,7 +28,7 @@ from tests.e2e.support import (
     wait_until,
 )
 
-ALICE, BOB, CAROL = "sk-alice-0123456789", "sk-bob-0123456789", "sk-carol-0123456789"
+ALICE, BOB, CAROL, DAVE = (f"sk-{name}-0123456789" for name in ("alice", "bob", "carol", "dave"))
 HELLO = [{"role": "user", "content": "Hello"}]
 
 
@@ -61,7 +61,7 @@ def guarded(running: Running, keys_file: Path, lines: list[str]) -> Iterator[str
     """A gateway that asks for keys, and lets one origin's pages ask."""
     with further_gateway(
         running,
-        "--api-keys", f"alice={ALICE}",
+        "--api-keys", f"alice={ALICE},dave={DAVE}",
         "--api-keys-file", str(keys_file),
         "--cors-origins", "https://app.example",
         "--max-upload-bytes", str(100_000),
@@ -237,6 +237,24 @@ def test_an_upload_is_the_keys_that_brought_it(running: Running, http: httpx.Cli
         answer = http.request(method, f"/v1/videos/{video_id}", headers=_as(BOB))
         assert answer.status_code == 404
     assert http.delete(f"/v1/videos/{video_id}", headers=_as(ALICE)).status_code == 200
+
+
+def test_a_key_learns_nothing_of_what_others_have_asked(http: httpx.Client) -> None:
+    words = " ".join(f"The secret is {number}." for number in range(20))
+    body = _hello(messages=[{"role": "user", "content": words}])
+
+    def num_cached(key: str, **fields: str) -> int:
+        answer = http.post(CHAT, json={**body, **fields}, headers=_as(key)).raise_for_status()
+        figures = answer.json()
+        cached = figures["hippo"]["num_cached_tokens"]
+        assert cached["target"] == figures["usage"]["prompt_tokens_details"]["cached_tokens"]
+        return int(max(cached.values()))
+
+    assert num_cached(ALICE) < 20
+    assert num_cached(ALICE) > 20
+    assert num_cached(DAVE) < 20  # what the template begins with, of requests of his own
+    assert num_cached(DAVE, cache_salt="alice") == 0
+    assert num_cached(DAVE) > 20
 
 
 @pytest.mark.parametrize(

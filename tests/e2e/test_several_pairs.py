@@ -50,7 +50,7 @@ class Several:
 
     def services(self) -> dict[str, dict[str, Any]]:
         (card,) = fetch(f"{self.url}/v1/models").json()["data"]
-        return {service["address"]: service for service in card["hippo"]["services"]}
+        return {service["id"]: service for service in card["hippo"]["services"]}
 
 
 @pytest.fixture(scope="module")

@@ -159,20 +159,34 @@ async def test_a_taken_port_is_said() -> None:
         await service.stop()
 
 
-async def test_reflection_lists_the_service_and_health() -> None:
-    service = build_draft()
+@pytest.mark.parametrize("has_reflection", [False, True])
+async def test_the_interface_is_described_if_the_operator_says_so(has_reflection: bool) -> None:
+    service = build_draft(reflection=has_reflection)
     port = await service.start("127.0.0.1", 0)
     try:
         async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
             stub = reflection_pb2_grpc.ServerReflectionStub(channel)
             call: Any = stub.ServerReflectionInfo()
             await call.write(reflection_pb2.ServerReflectionRequest(list_services=""))
+            if not has_reflection:
+                assert await call.code() is grpc.StatusCode.UNIMPLEMENTED
+                return
             listed = (await call.read()).list_services_response.service
             call.cancel()
     finally:
         await service.stop()
 
     assert {entry.name for entry in listed} >= {DRAFT_SERVICE, "grpc.health.v1.Health"}
+
+
+@pytest.mark.parametrize(("host", "is_exposed"), [("127.0.0.1", False), ("0.0.0.0", True)])
+async def test_a_service_that_others_reach_without_tls_says_so(
+    host: str, is_exposed: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    service = build_target()
+    await service.start(host, 0)
+    await service.stop()
+    assert ("--tls-cert" in caplog.text) == is_exposed
 
 
 async def test_waiting_for_a_service_that_is_not_there_ends_with_its_address() -> None:

@@ -8,12 +8,14 @@ import dataclasses
 from itertools import pairwise
 from typing import Any
 
+import grpc
 import pytest
 
 from hippo.errors import ContextLengthError, HippoError, InvalidRequestError
 from hippo.models.base import StepPlan
 from hippo.types import (
     Block,
+    ChatMessage,
     Commit,
     FinishReason,
     Media,
@@ -25,9 +27,11 @@ from hippo.types import (
     SamplingParams,
     Selection,
     StepLimits,
+    TextPart,
     Timing,
     Verdict,
 )
+from hippo.v1 import target_pb2_grpc
 from tests.support.gate import Gate
 from tests.support.services import (
     POLICIES,
@@ -39,6 +43,7 @@ from tests.support.services import (
     toy_request,
     until,
     until_free,
+    with_tokenizer,
 )
 from tests.support.toy_model import ToyModel
 
@@ -315,3 +320,32 @@ async def test_blocks_sent_after_the_end_are_ignored() -> None:
             async for _ in stream:
                 pass
             await stream.send_message(Block(0, 2, (3,)))
+
+
+async def test_streams_that_send_nothing_are_bounded_and_ended(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("hippo.engine.streams._OPEN_S", 0.5)
+    monkeypatch.setattr("hippo.engine.streams._MOST_UNOPENED", 2)
+    async with serving_target(ToyModel()) as (service, client):
+        async with grpc.aio.insecure_channel(client.address) as channel:
+            stub: Any = target_pb2_grpc.TargetServiceStub(channel)
+            calls = [stub.Verify() for _ in range(3)]
+            codes = [await asyncio.wait_for(call.code(), 30) for call in calls]
+        exceeded, exhausted = grpc.StatusCode.DEADLINE_EXCEEDED, grpc.StatusCode.RESOURCE_EXHAUSTED
+        assert sorted(codes, key=str) == sorted((exceeded, exceeded, exhausted), key=str)
+        await until(lambda: service.num_streams == 0)
+        assert await target_only(client, toy_request())
+
+
+async def test_a_text_beyond_the_context_is_refused_before_it_is_tokenized() -> None:
+    model = with_tokenizer(ToyModel())
+
+    def prepared(*_: object) -> None:
+        raise AssertionError("the prompt is made")
+
+    request = toy_request(messages=(ChatMessage("user", (TextPart("w1 " * 100_000),)),))
+    async with serving_target(model) as (_, client):
+        model.prepare_prompt = prepared  # type: ignore[assignment,method-assign]
+        with pytest.raises(ContextLengthError, match="characters; the context of"):
+            await target_only(client, request)

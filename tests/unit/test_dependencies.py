@@ -199,6 +199,45 @@ def test_an_image_installs_the_extras_of_an_extra() -> None:
     assert {canonicalize_name(Requirement(line).name) for line in printed} == wanted.keys()
 
 
+@pytest.mark.parametrize(
+    ("image", "extras"), [("engine", ("engine", "quantized", "traces")), ("gateway", ("traces",))]
+)
+def test_an_image_installs_pinned_files_of_what_is_declared(
+    image: str, extras: tuple[str, ...]
+) -> None:
+    """After a change of versions `make locks` writes the files again."""
+    lock = (ROOT / f"deploy/docker/{image}.lock").read_text()
+    entries = re.findall(
+        r"^(\S+)==(\S+) \\\n((?:    --hash=sha256:\w{64}.*\n)+)", lock, re.MULTILINE
+    )
+    assert len(entries) == lock.count("==")
+    locked = {canonicalize_name(name): version for name, version, _ in entries}
+    assert declared(*extras).keys() - locked.keys() <= {"torch", "torchvision"}
+    pinned = dict(
+        line.split("==") for line in (ROOT / "constraints.txt").read_text().split() if "==" in line
+    )
+    pinned = {canonicalize_name(name): version for name, version in pinned.items()}
+    assert {name: pinned.get(name) for name in locked} == locked
+
+
+def test_images_and_actions_of_others_are_named_by_digest() -> None:
+    texts = [
+        *ROOT.glob("docker-compose.yml"), *ROOT.glob("deploy/compose/*.yml"),
+        *ROOT.glob("deploy/docker/*.Dockerfile"), *ROOT.glob(".github/workflows/*.yml"),
+    ]  # fmt: skip
+    named = [
+        name
+        for path in texts
+        for name in re.findall(
+            r"(?:_IMAGE:-|ARG BASE=|uses: )([\w./-]+[:@][\w.@:-]+)", path.read_text()
+        )
+    ]
+    assert len(named) >= 8
+    for name in named:
+        if not name.startswith("hippo-"):
+            assert re.search(r"@(sha256:[0-9a-f]{64}|[0-9a-f]{40})$", name), name
+
+
 def test_the_workflow_runs_the_least_and_the_newest_python_that_are_declared() -> None:
     classifiers = [
         each.rpartition(" ")[2]

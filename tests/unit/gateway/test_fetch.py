@@ -109,6 +109,20 @@ async def test_an_allowed_name_with_a_private_address_is_refused(host: str) -> N
         ("::ffff:10.0.0.1", False),
         ("64:ff9b::7f00:1", False),
         ("2002:7f00:1::", False),
+        ("2002:5db8:d70e::1", False),
+        ("64:ff9b::5db8:d70e", True),
+        ("64:ff9b:1::5db8:d70e", False),
+        ("::ffff:93.184.215.14", False),
+        ("::ffff:0:93.184.215.14", False),
+        ("::93.184.215.14", False),
+        ("2001:0:5db8:d70e::1", False),
+        ("fec0::1", False),
+        ("5f00::1", False),
+        ("3fff::1", False),
+        ("192.88.99.1", False),
+        ("192.0.0.8", False),
+        ("198.18.0.1", False),
+        ("240.0.0.1", False),
         ("not an address", False),
     ],
 )
@@ -403,3 +417,20 @@ async def test_a_compressed_reply_is_taken_if_it_is_whole(
                 await fetcher.fetch_url(url, counted.append)
             assert sum(counted) <= 6_000_000 + (1 << 20)
     await fetcher.close()
+
+
+async def test_a_fetch_leaves_nothing_for_the_next_one() -> None:
+    heads = []
+
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        heads.append((await reader.readuntil(b"\r\n\r\n")).partition(b"\r\n")[2])
+        cookie = b"set-cookie: id=1; path=/; domain=127.0.0.1\r\nset-cookie: other=2\r\n"
+        writer.write(b"HTTP/1.1 200 OK\r\n" + cookie + b"content-length: 1\r\n\r\na")
+
+    fetcher = _fetcher("127.0.0.1", allow_http=True, allow_private=True)
+    async with serving(answer) as port:
+        for path in ("one", "two", "one"):
+            await fetcher.fetch_url(f"http://127.0.0.1:{port}/{path}", _count)
+    await fetcher.close()
+    assert len(set(heads)) == 1
+    assert b"cookie" not in heads[0].lower()

@@ -123,17 +123,17 @@ def test_every_choice_counts_as_a_request_that_runs_and_all_as_one_that_is_made(
     clock = _Clock()
     limits = Limits(requests_per_minute=2, concurrent_requests=3)
     allowance = Allowance("alice", limits, clock_s=clock)
-    with allowance.admit(2):
-        with pytest.raises(RateLimitedError), allowance.admit(2):
+    with allowance.admit(), allowance.admit_choices(2):
+        with allowance.admit(), pytest.raises(RateLimitedError), allowance.admit_choices(2):
             pass
-        with allowance.admit():
+        with pytest.raises(RateLimitedError), allowance.admit():
             pass
     clock.now_s += 60.0
     for _ in range(2):
-        with allowance.admit(3):
+        with allowance.admit(), allowance.admit_choices(3):
             pass
     with pytest.raises(InvalidRequestError, match="n is 4; key 'alice' may have 3") as caught:
-        with allowance.admit(4):
+        with allowance.admit_choices(4):
             pass
     assert caught.value.param == "n"
 

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from gateway.budget import FREE_BYTES, ByteBudget, Holding, MemoryFullError
 from gateway.config import GatewaySettings
 from gateway.media import CopiedFiles, FrameTimes, MediaReader, MediaSource
 from gateway.uploads import Uploads
@@ -24,6 +25,8 @@ from hippo.errors import (
 from hippo.types import Media, MediaKind
 from hippo.video.frame_list import read_frame_list
 from tests.support.tcp import serving
+
+HELD = Holding(ByteBudget(1 << 30), "a test")
 
 
 def _settings(*domains: str, **others: Any) -> GatewaySettings:
@@ -51,8 +54,8 @@ def reader(uploads: Uploads, inside: Path) -> MediaReader:
 
 
 async def _read(reader: MediaReader, url: str, kind: MediaKind = MediaKind.VIDEO) -> bytes:
-    media = await reader.read_media([MediaSource(kind, url, "field")])
-    (copied,) = await reader.copy_files(media)
+    media = await reader.read_media([MediaSource(kind, url, "field")], HELD)
+    (copied,) = await reader.copy_files(media, HELD)
     return copied.data
 
 
@@ -122,7 +125,7 @@ async def test_white_space_around_a_url_is_left_out_and_that_of_a_path_is_not(
 
 async def test_frames_are_read_in_all_forms_of_base64(reader: MediaReader) -> None:
     url = "\ndata:video/jpeg;base64,b25l,\ndHdv\n,dGhyZWU"
-    (media,) = await reader.read_media([MediaSource(MediaKind.VIDEO, url, "field")])
+    (media,) = await reader.read_media([MediaSource(MediaKind.VIDEO, url, "field")], HELD)
     listed = read_frame_list(io.BytesIO(media.data), len(media.data))
     assert [size for _, size in listed.spans] == [3, 3, 5]
 
@@ -195,7 +198,8 @@ async def test_a_file_is_not_read_where_every_service_opens_it(
 ) -> None:
     path = inside / "clip.mp4"
     path.write_bytes(b"data")
-    media = await reader.read_media([MediaSource(MediaKind.VIDEO, str(path), "field", uuid="a")])
+    source = MediaSource(MediaKind.VIDEO, str(path), "field", uuid="a")
+    media = await reader.read_media([source], HELD)
     status = path.stat()
     named = Media(
         MediaKind.VIDEO,
@@ -215,10 +219,10 @@ async def test_a_file_is_not_read_where_every_service_opens_it(
         ([here, ()], copied),
         ([], copied),
     ):
-        assert await reader.copy_files(media, open_dirs) == expected
+        assert await reader.copy_files(media, HELD, open_dirs) == expected
     path.unlink()
     with pytest.raises(MediaError, match="cannot be read") as caught:
-        await reader.copy_files(media)
+        await reader.copy_files(media, HELD)
     assert caught.value.param == "media[0]"
 
 
@@ -226,13 +230,13 @@ async def test_a_file_older_than_1970_has_a_time(reader: MediaReader, inside: Pa
     (inside / "old.mp4").write_bytes(b"a video")
     os.utime(inside / "old.mp4", ns=(0, -3))
     source = MediaSource(MediaKind.VIDEO, str(inside / "old.mp4"), "field")
-    assert (await reader.read_media([source]))[0].modified_ns == 2**64 - 3
+    assert (await reader.read_media([source], HELD))[0].modified_ns == 2**64 - 3
 
 
 async def test_choices_share_one_copy_of_their_files(reader: MediaReader, inside: Path) -> None:
     (inside / "clip.mp4").write_bytes(b"a video")
     source = MediaSource(MediaKind.VIDEO, str(inside / "clip.mp4"), "field")
-    in_bytes = CopiedFiles(reader, await reader.read_media([source]))
+    in_bytes = CopiedFiles(reader, await reader.read_media([source], HELD), HELD)
     first, second = await asyncio.gather(in_bytes.read(), in_bytes.read())
     assert first[0].data == b"a video"
     assert first is second
@@ -249,13 +253,13 @@ async def test_what_a_request_holds_in_memory_is_bounded(uploads: Uploads, insid
     def sources(*urls: str | Path) -> list[MediaSource]:
         return [MediaSource(MediaKind.VIDEO, str(each), "field") for each in urls]
 
-    media = await reader.read_media(sources(url, half, whole))
+    media = await reader.read_media(sources(url, half, whole), HELD)
     with pytest.raises(MediaError, match="--allowed-local-media-path") as caught:
-        await reader.copy_files(media)
+        await reader.copy_files(media, HELD)
     assert caught.value.param == "media[2]"
-    assert len(await reader.copy_files(media[:2])) == 2
+    assert len(await reader.copy_files(media[:2], HELD)) == 2
     with pytest.raises(MediaError, match="more than 1048576 bytes"):
-        await reader.read_media(sources(url, url, url))
+        await reader.read_media(sources(url, url, url), HELD)
 
 
 async def test_only_regular_files_are_read(reader: MediaReader, inside: Path) -> None:
@@ -286,7 +290,7 @@ async def test_an_item_that_is_refused_ends_the_fetch_beside_it(uploads: Uploads
         base = f"http://127.0.0.1:{port}"
         sources = [MediaSource(MediaKind.VIDEO, f"{base}/{name}", name) for name in ("slow", "bad")]
         with pytest.raises(MediaError, match="status 404") as caught:
-            await reader.read_media(sources)
+            await reader.read_media(sources, HELD)
         assert caught.value.param == "bad"
         await asyncio.wait_for(has_left.wait(), 30)
     await reader.close()
@@ -307,10 +311,10 @@ async def test_what_several_urls_hold_counts_together(uploads: Uploads) -> None:
         def sources(*urls: str) -> list[MediaSource]:
             return [MediaSource(MediaKind.VIDEO, each, "field") for each in urls]
 
-        assert len(await reader.read_media(sources(url, url))) == 2
+        assert len(await reader.read_media(sources(url, url), HELD)) == 2
         for urls in ((url, url, url), (url, inline, url)):
             with pytest.raises(MediaError, match="more than 1048576 bytes"):
-                await reader.read_media(sources(*urls))
+                await reader.read_media(sources(*urls), HELD)
     await reader.close()
 
 
@@ -330,9 +334,9 @@ async def test_an_upload_is_read_by_its_id_for_its_owner_alone(
     source = MediaSource(MediaKind.VIDEO, video_id, "field")
     for owner in ("bob", None):
         with pytest.raises(NotFoundError) as caught:
-            await reader.read_media([source], owner=owner)
+            await reader.read_media([source], HELD, owner=owner)
         assert caught.value.param == "field"
-    (media,) = await reader.copy_files(await reader.read_media([source], owner="alice"))
+    (media,) = await reader.copy_files(await reader.read_media([source], HELD, owner="alice"), HELD)
     assert media.data == b"a video"
 
 
@@ -361,7 +365,7 @@ async def test_frames_become_one_list_with_the_times_that_the_request_says(
     reader: MediaReader, times: FrameTimes, seconds: tuple[float, ...], end_s: float
 ) -> None:
     source = MediaSource(MediaKind.VIDEO, FRAMES, "field", times)
-    (media,) = await reader.read_media([source])
+    (media,) = await reader.read_media([source], HELD)
     listed = read_frame_list(io.BytesIO(media.data), len(media.data))
     images = [media.data[start : start + size] for start, size in listed.spans]
     assert images == [b"one", b"two", b"three"]
@@ -382,7 +386,7 @@ async def test_times_that_do_not_fit_the_frames_are_refused(
     reader: MediaReader, times: FrameTimes, param: str, words: str
 ) -> None:
     with pytest.raises(InvalidRequestError, match=words) as caught:
-        await reader.read_media([MediaSource(MediaKind.VIDEO, FRAMES, "field", times)])
+        await reader.read_media([MediaSource(MediaKind.VIDEO, FRAMES, "field", times)], HELD)
     assert caught.value.param == param
 
 
@@ -415,3 +419,17 @@ async def test_more_frames_than_any_service_takes_are_refused_before_they_are_de
 async def test_a_malformed_path_is_the_callers_mistake(reader: MediaReader) -> None:
     with pytest.raises(MediaError, match="is malformed"):
         await _read(reader, "file://[/clip.mp4")
+
+
+async def test_media_count_with_what_all_requests_hold(uploads: Uploads) -> None:
+    budget = ByteBudget(4 * FREE_BYTES)
+    reader = MediaReader(_settings(), uploads)
+    data = base64.b64encode(bytes(2 * FREE_BYTES)).decode()
+    source = MediaSource(MediaKind.VIDEO, f"data:video/mp4;base64,{data}", "field")
+    first, second = (Holding(budget, "alice") for _ in range(2))
+    await reader.read_media([source], first)
+    with pytest.raises(MemoryFullError, match="one client's may hold"):
+        await reader.read_media([source, source], second)
+    first.release()
+    second.release()
+    await reader.read_media([source], Holding(budget, "alice"))

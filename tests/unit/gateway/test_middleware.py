@@ -3,17 +3,33 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import AsyncIterator
 from pathlib import Path
 
 import httpx
 import pytest
-from starlette.types import Message, Receive, Scope, Send
+from fastapi import FastAPI
+from fastapi.responses import JSONResponse
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from gateway.app import create_app
+from gateway.budget import ByteBudget
 from gateway.config import GatewaySettings
 from gateway.metrics import GatewayMetrics
 from gateway.middleware import RequestMiddleware
+
+
+def _limited(
+    app: ASGIApp, *, max_body_bytes: int = 1 << 30, budget: ByteBudget | None = None
+) -> RequestMiddleware:
+    return RequestMiddleware(
+        app,
+        max_body_bytes=max_body_bytes,
+        max_file_bytes=100,
+        budget=budget or ByteBudget(1 << 30),
+        metrics=GatewayMetrics(max_draft_tokens=1, version="0"),
+    )
 
 
 @pytest.mark.parametrize(
@@ -27,8 +43,7 @@ async def test_what_is_too_large_is_told_the_operators_limit(path: str, words: s
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
         raise AssertionError
 
-    metrics = GatewayMetrics(max_draft_tokens=1, version="0")
-    limited = RequestMiddleware(app, max_body_bytes=10, max_file_bytes=100, metrics=metrics)
+    limited = _limited(app, max_body_bytes=10)
     async with httpx.AsyncClient(
         transport=httpx.ASGITransport(limited), base_url="http://gateway"
     ) as http:
@@ -102,8 +117,162 @@ async def test_a_client_that_has_sent_its_request_may_wait_longer(
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
         heard.extend([(await receive())["type"] for _ in range(3)])
 
-    metrics = GatewayMetrics(max_draft_tokens=1, version="0")
-    limited = RequestMiddleware(app, max_body_bytes=10, max_file_bytes=100, metrics=metrics)
+    limited = _limited(app, max_body_bytes=10)
     scope: Scope = {"type": "http", "method": "POST", "path": "/v1/models", "headers": []}
     await limited(scope, receive, send)
     assert heard == ["http.request", "http.request", "http.disconnect"]
+
+
+@pytest.fixture
+def app(tmp_path: Path) -> FastAPI:
+    keys = ("alice=0123456789abcdef-alice", "bob=0123456789abcdef-bob")
+    settings = GatewaySettings(
+        target=("127.0.0.1:1",),
+        upload_dir=str(tmp_path),
+        api_keys=keys,
+        key_concurrent_requests=1,
+        max_held_mib=1,
+    )
+    return create_app(settings, asyncio.Event())
+
+
+@contextlib.asynccontextmanager
+async def _client(app: FastAPI, key: str = "") -> AsyncIterator[httpx.AsyncClient]:
+    headers = {"authorization": f"Bearer 0123456789abcdef-{key}"} if key else {}
+    async with (
+        asyncio.timeout(30),
+        app.router.lifespan_context(app),
+        httpx.AsyncClient(
+            transport=httpx.ASGITransport(app), base_url="http://gateway", headers=headers
+        ) as http,
+    ):
+        yield http
+
+
+async def test_a_body_that_comes_too_slowly_is_given_up(
+    app: FastAPI, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("gateway.middleware._SLOW_START_S", 0.1)
+    monkeypatch.setattr("gateway.middleware._LEAST_RATE", 1000)
+
+    async def dripping() -> AsyncIterator[bytes]:
+        while True:
+            yield b" "
+            await asyncio.sleep(0.01)
+
+    async with _client(app, "alice") as http:
+        answer = await http.post("/tokenize", content=dripping())
+    assert answer.status_code == 408
+    assert "at least 1,000 a second are needed" in answer.json()["error"]["message"]
+
+
+async def test_a_key_with_all_its_requests_running_is_told_before_its_body_is_read(
+    app: FastAPI,
+) -> None:
+    has_begun = asyncio.Event()
+
+    async def waiting() -> AsyncIterator[bytes]:
+        yield b"{"
+        has_begun.set()
+        await asyncio.Event().wait()
+
+    async def unread() -> AsyncIterator[bytes]:
+        raise AssertionError("the body is read")
+        yield b""
+
+    async with _client(app, "alice") as http:
+        first = asyncio.create_task(http.post("/tokenize", content=waiting()))
+        await has_begun.wait()
+        for path in ("/tokenize", "/v1/chat/completions", "/v1/videos"):
+            refused = await http.post(path, content=unread())
+            assert refused.status_code == 429
+            assert refused.headers["retry-after"] == "1"
+            assert refused.headers["connection"] == "close"
+            assert refused.json()["error"]["code"] == "rate_limit_exceeded"
+        first.cancel()
+        await asyncio.gather(first, return_exceptions=True)
+        assert (await http.post("/tokenize", json={})).status_code == 400
+
+
+async def test_bodies_that_are_held_leave_room_for_ordinary_requests(app: FastAPI) -> None:
+    """Whoever sends them, and whether or not the rest of them comes."""
+    has_begun = asyncio.Event()
+
+    async def held() -> AsyncIterator[bytes]:
+        yield b'{"prompt": "' + b"a" * 500_000
+        has_begun.set()
+        await asyncio.Event().wait()
+
+    async with _client(app) as http:
+        bearer = "Bearer 0123456789abcdef-"
+        alice, bob = ({"authorization": bearer + name} for name in ("alice", "bob"))
+        first = asyncio.create_task(http.post("/tokenize", content=held(), headers=alice))
+        await has_begun.wait()
+        large = {"prompt": "a" * 600_000}
+        refused = await http.post("/tokenize", json=large, headers=bob)
+        assert refused.status_code == 503
+        assert refused.json()["error"]["code"] == "overloaded"
+        assert "one client's may hold 524,288" in refused.json()["error"]["message"]
+        small = await http.post("/tokenize", json={"prompt": "a" * 60_000}, headers=bob)
+        assert small.json()["error"]["code"] == "unavailable"  # there is no target
+        first.cancel()
+        await asyncio.gather(first, return_exceptions=True)
+        again = await http.post("/tokenize", json={"prompt": "a" * 500_000}, headers=alice)
+        assert again.json()["error"]["code"] == "unavailable"
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b'{"metadata": [' + b"{}," * 100_000 + b"{}]}",
+        b"[" * 100_000,
+        b'{"tokens": [' + b"1," * 100_000 + b"1]}",
+    ],
+    ids=["objects", "depth", "numbers"],
+)
+async def test_a_body_of_many_values_is_never_parsed(body: bytes, app: FastAPI) -> None:
+    async with _client(app, "alice") as http:
+        answer = await http.post("/detokenize", content=body)
+    assert answer.status_code == 413
+    assert "more than 65,536 values" in answer.json()["error"]["message"]
+
+
+async def test_memory_is_given_back_after_a_large_request(monkeypatch: pytest.MonkeyPatch) -> None:
+    trimmed = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    monkeypatch.setattr(
+        "gateway.middleware.trim_heap", lambda: loop.call_soon_threadsafe(trimmed.set)
+    )
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        while (await receive()).get("more_body"):
+            pass
+        await JSONResponse({})(scope, receive, send)
+
+    transport = httpx.ASGITransport(_limited(app))
+    async with httpx.AsyncClient(transport=transport, base_url="http://gateway") as http:
+        await http.post("/", content=bytes(1 << 10))
+        await asyncio.sleep(0.2)
+        assert not trimmed.is_set()
+        await http.post("/", content=bytes(1 << 21))
+        await asyncio.wait_for(trimmed.wait(), 30)
+
+
+async def test_every_answer_tells_browsers_to_run_nothing(app: FastAPI) -> None:
+    async with _client(app, "alice") as http:
+        for path in ("/health", "/v1/models", "/v1/nothing", "/docs", "/page/main.js", "/metrics"):
+            answer = await http.get(path)
+            assert answer.headers["x-content-type-options"] == "nosniff", path
+            assert "default-src" in answer.headers["content-security-policy"], path
+        assert (await http.get("/version/")).status_code == 404
+        compressed = await http.post("/tokenize", headers={"content-encoding": "gzip"})
+        assert compressed.headers["x-content-type-options"] == "nosniff"
+
+
+async def test_the_list_of_what_there_is_loads_nothing(app: FastAPI) -> None:
+    async with _client(app) as http:
+        text = (await http.get("/docs")).text
+        for path in (await http.get("/openapi.json")).json()["paths"]:
+            assert path in text
+    assert "script" not in text
+    assert "http" not in text
