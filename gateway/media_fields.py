@@ -175,9 +175,7 @@ def with_visual_limit(
         for part in message.content
         if isinstance(part, TextPart)
     ]
-    num_text_tokens = sum(
-        len(tokenizer.encode(text, add_special_tokens=False).ids) for text in texts
-    )
+    num_text_tokens = sum(_most_tokens(tokenizer, text) for text in texts)
     num_template_tokens = (
         TEMPLATE_TOKENS + MESSAGE_TOKENS * len(request.messages) + ITEM_TOKENS * len(request.media)
     )
@@ -185,6 +183,14 @@ def with_visual_limit(
     limit = visual_limit(info.max_context_length, num_others, ceiling)
     plan = dataclasses.replace(request.frame_plan, max_visual_tokens=limit)
     return dataclasses.replace(request, frame_plan=plan)
+
+
+def _most_tokens(tokenizer: Tokenizer, text: str) -> int:
+    """Returns an upper bound: the name of a control token, which the services encode as other text,
+    counts as many tokens as it has bytes."""
+    added = tokenizer.get_added_tokens_decoder().items()
+    sizes = {each: len(token.content.encode()) for each, token in added if token.special}
+    return sum(sizes.get(each, 1) for each in tokenizer.encode(text, add_special_tokens=False).ids)
 
 
 def frame_fields(request: ChatCompletionRequest) -> dict[str, str]:
