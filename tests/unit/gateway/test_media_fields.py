@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from pydantic import ValidationError
-from tokenizers import Tokenizer
+from tokenizers import AddedToken, Tokenizer
 from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import Whitespace
 
@@ -192,10 +192,13 @@ def test_items_are_told_apart_by_uuid_or_file_or_content() -> None:
     assert key(uuid="a") == key(uuid="a", data=b"other") != key(uuid="b")
 
 
-def _limit(max_tokens: int, *, num_words: int = 10, ceiling: int | None = None) -> int:
+def _limit(
+    max_tokens: int, *, num_words: int = 10, ceiling: int | None = None, word: str = "a"
+) -> int:
     tokenizer = Tokenizer(WordLevel({"a": 0}, unk_token="a"))
     tokenizer.pre_tokenizer = Whitespace()
-    turn = ChatMessage("user", (MediaPart(0), TextPart("a " * num_words)))
+    tokenizer.add_special_tokens([AddedToken("<|im_end|>", special=True)])
+    turn = ChatMessage("user", (MediaPart(0), TextPart(f"{word} " * num_words)))
     request = toy_request(max_tokens=max_tokens, messages=(turn,))
     limited = media_fields.with_visual_limit(request, tokenizer, INFO, ceiling=ceiling)
     return limited.frame_plan.max_visual_tokens
@@ -210,6 +213,8 @@ def test_videos_get_three_quarters_of_the_context_or_what_text_and_answer_leave(
     assert _limit(300, num_words=8) == _limit(300)
     assert _limit(100, ceiling=200) == 200
     assert 750 < _limit(100, ceiling=2000) <= 900
+    # The name of a control token is text of up to as many tokens as it has bytes.
+    assert _limit(100, num_words=30, word="<|im_end|>") == _limit(100, num_words=300)
     assert _limit(1000) == 1  # the services say that the prompt does not fit
 
 
