@@ -70,8 +70,9 @@ class ControlTokens:
         ids: list[int] = []
         offsets: list[tuple[int, int]] = []
         for start, end, is_content in self._pieces(text):
+            piece = text[start:end]
             encoding = self._tokenizer(
-                text[start:end].translate(self._firsts),
+                piece.translate(self._firsts) if is_content else piece,
                 add_special_tokens=start == 0,
                 split_special_tokens=is_content,
                 return_offsets_mapping=True,

@@ -14,8 +14,9 @@ from hypothesis import strategies as st
 from hippo.errors import InvalidRequestError
 from hippo.models.base import DecodedMedia, Prompt, VideoLanguageModel
 from hippo.models.control_tokens import ControlTokens
+from hippo.models.layout import MediaMark, lay_out_text
 from hippo.models.messages import render, texts_of, with_texts
-from hippo.types import ChatMessage, FramePlan, MediaPart, TextPart
+from hippo.types import ChatMessage, FramePlan, MediaKind, MediaPart, TextPart
 from tests.support.checkpoints import SPECIAL_TOKENS, byte_tokenizer
 from tests.support.families import ALL_FAMILIES, ORDERED_LLAVA
 from tests.support.reference import clip, image, prepare, user
@@ -55,12 +56,14 @@ def check_is_content(
 
 def conversation(role: str, *texts: str) -> list[ChatMessage]:
     """Has ``texts`` in the turn of one role, and the first video in the user's first turn."""
-    said = {name: (TextPart("and"),) for name in ("system", "user", "assistant")}
-    said[role] = tuple(map(TextPart, texts))
+
+    def said(by: str) -> list[TextPart]:
+        return list(map(TextPart, texts if by == role else ("and",)))
+
     return [
-        ChatMessage("system", said["system"]),
-        ChatMessage("user", (MediaPart(0), *said["user"])),
-        ChatMessage("assistant", said["assistant"]),
+        ChatMessage("system", (*said("system"),)),
+        ChatMessage("user", (MediaPart(0), *said("user"))),
+        ChatMessage("assistant", (*said("assistant"),)),
         ChatMessage("user", (TextPart("?"),)),
     ]
 
@@ -189,6 +192,16 @@ def test_text_between_control_tokens_is_encoded_as_it_is_alone(
     firsts = [first for first, _ in offsets]
     assert firsts == sorted(firsts) and all(first < last for first, last in offsets)
     assert max((last for _, last in offsets), default=0) == len(rendered)
+
+
+def test_a_text_is_refused_whose_visual_token_the_tokenizer_does_not_mark_as_special(
+    tokenizer: Any,
+) -> None:
+    marks = {MediaKind.IMAGE: MediaMark("<think>", "<think>", len(tokenizer) - 1)}
+    control = ControlTokens(tokenizer, marks.values())
+    (text,) = texts_of(control.mask(user("<think>")))
+    with pytest.raises(InvalidRequestError, match="may not contain <think>"):
+        lay_out_text(control.encode, text, (), marks)
 
 
 def test_messages_without_names_stay_the_same(tokenizer: Any) -> None:
