@@ -264,6 +264,11 @@ class ChatCompletionRequest(StructuredFields):
         description="Requests share cached prompts only if their salts are equal; the answer does "
         "not depend on it.",
     )
+    allow_special_tokens: StrictBool | None = Field(
+        default=None,
+        description="Names of control tokens in the texts, such as `<|im_end|>`, become control "
+        "tokens; by default they are text.",
+    )
     mm_processor_kwargs: MediaProcessing | None = None
     media_io_kwargs: MediaLoading | None = None
     speculative: SpeculationOptions | None = None

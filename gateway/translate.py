@@ -120,6 +120,7 @@ def open_request(
         num_top_logprobs=(request.top_logprobs or 0) if request.logprobs else None,
         without_guesses=without_guesses,
         is_max_tokens_default=is_default,
+        allow_special_tokens=bool(request.allow_special_tokens),
     )
 
 

@@ -27,11 +27,18 @@ class TextLimit:
         self._max_tokens = max_tokens
         # A token of n characters, or of a byte-level tokenizer of n bytes, is n characters of text.
         self.max_length = max_tokens * max(map(len, tokenizer.get_vocab()))
+        # Services encode the name of a control token as other text, of no more tokens than bytes.
+        self._most = {
+            each: len(token.content.encode())
+            for each, token in tokenizer.get_added_tokens_decoder().items()
+            if token.special
+        }
 
     async def count_tokens(
         self, texts: Sequence[str], threads: ThreadPoolExecutor, *, param: str = "messages"
     ) -> int:
-        """Returns the number of tokens of all texts, up to 7 too many for each 16,384 characters.
+        """Returns an upper bound of the number of tokens of all texts: up to 7 too many for each
+        16,384 characters, and for the name of a control token as many as it has bytes.
 
         Each piece is a task of its own for ``threads``, so that others come between, and no piece
         is tokenized once the caller is cancelled. Raises ContextLengthError, about the field
@@ -45,23 +52,25 @@ class TextLimit:
                 param=param,
             )
         run = asyncio.get_running_loop().run_in_executor
-        num_tokens = num_cuts = 0
+        least = most = 0
         for text in texts:
             for number, piece in enumerate(_pieces(text)):
-                num_tokens += await run(threads, self._count, piece)
-                num_cuts += number > 0
-                if num_tokens - num_cuts * _CUT_TOKENS > self._max_tokens:
+                ids = await run(threads, self._encode, piece)
+                least += len(ids) - _CUT_TOKENS * (number > 0)
+                most += sum(self._most.get(each, 1) for each in ids)
+                if least > self._max_tokens:
                     raise ContextLengthError(
                         f"the text has more than {self._max_tokens} tokens, the context of this "
                         "model: shorten it",
                         param=param,
                     )
-        return num_tokens
+        return most
 
-    def _count(self, piece: str) -> int:
+    def _encode(self, piece: str) -> list[int]:
         # Of the methods that encode, those for batches let other threads run meanwhile.
         (encoding,) = self._tokenizer.encode_batch_fast([piece], add_special_tokens=False)
-        return len(encoding)
+        ids: list[int] = encoding.ids
+        return ids
 
 
 def text_limit(info: ModelInfo) -> TextLimit | None:

@@ -130,7 +130,12 @@ class PromptReader:
     def _prepare(
         self, request: OpenRequest, media: Sequence[DecodedMedia]
     ) -> tuple[Prompt, CachedRows]:
-        prompt = self._model.prepare_prompt(request.messages, media, request.frame_plan)
+        prompt = self._model.prepare_prompt(
+            request.messages,
+            media,
+            request.frame_plan,
+            allow_special_tokens=request.allow_special_tokens,
+        )
         prompt = salted(prompt, request.cache_salt)
         return prompt, cached_rows(prompt, request.cache_salt)
 

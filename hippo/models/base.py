@@ -183,9 +183,17 @@ class VideoLanguageModel(Protocol):
         """Bytes of the longest prompt's frames, as the model sees them."""
 
     def prepare_prompt(
-        self, messages: Sequence[ChatMessage], media: Sequence[DecodedMedia], frame_plan: FramePlan
+        self,
+        messages: Sequence[ChatMessage],
+        media: Sequence[DecodedMedia],
+        frame_plan: FramePlan,
+        *,
+        allow_special_tokens: bool = False,
     ) -> Prompt:
         """Applies chat template and processor; runs on any thread, without a device.
+
+        The names of control tokens in texts are text, or with ``allow_special_tokens`` control
+        tokens; then a text may not contain what stands for media.
 
         Raises InvalidRequestError for messages that the template refuses, MediaError for media that
         the processor refuses, and ContextLengthError if the prompt alone fills the context.
@@ -295,10 +303,17 @@ class DelegatingModel:
         return self._model.frame_bytes
 
     def prepare_prompt(
-        self, messages: Sequence[ChatMessage], media: Sequence[DecodedMedia], frame_plan: FramePlan
+        self,
+        messages: Sequence[ChatMessage],
+        media: Sequence[DecodedMedia],
+        frame_plan: FramePlan,
+        *,
+        allow_special_tokens: bool = False,
     ) -> Prompt:
         """See VideoLanguageModel.prepare_prompt."""
-        return self._model.prepare_prompt(messages, media, frame_plan)
+        return self._model.prepare_prompt(
+            messages, media, frame_plan, allow_special_tokens=allow_special_tokens
+        )
 
     def embed_visual(
         self, prompt: Prompt, cache: FeatureCache | None = None

@@ -77,10 +77,17 @@ class CachedModel:
             self._fixed.fit_rows(self._rotary_table)
 
     def prepare_prompt(
-        self, messages: Sequence[ChatMessage], media: Sequence[DecodedMedia], frame_plan: FramePlan
+        self,
+        messages: Sequence[ChatMessage],
+        media: Sequence[DecodedMedia],
+        frame_plan: FramePlan,
+        *,
+        allow_special_tokens: bool = False,
     ) -> Prompt:
         """See VideoLanguageModel.prepare_prompt."""
-        return self._prompts.build_prompt(messages, media, frame_plan)
+        return self._prompts.build_prompt(
+            messages, media, frame_plan, allow_special_tokens=allow_special_tokens
+        )
 
     @property
     def frame_limits(self) -> FrameLimits:

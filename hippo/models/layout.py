@@ -12,15 +12,16 @@ from __future__ import annotations
 
 import itertools
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 
 from hippo.errors import InvalidRequestError
 from hippo.types import MediaKind
 
+# From a text to its ids, and the first and last character of each.
+Encode = Callable[[str], tuple[Sequence[int], Sequence[tuple[int, int]]]]
 VisualGrid = tuple[int, int, int]  # frames, rows, columns of one video's visual tokens
 
 
@@ -105,7 +106,7 @@ def in_written_order(
 
 
 def lay_out_text(
-    tokenizer: Any,
+    encode: Encode,
     rendered: str,
     layouts: Sequence[Layout],
     marks: Mapping[MediaKind, MediaMark],
@@ -116,8 +117,8 @@ def lay_out_text(
     Raises InvalidRequestError if a text contains a visual token.
     """
     text, shifts = _expand(rendered, layouts, marks)
-    encoding = tokenizer(text, return_offsets_mapping=True)
-    encoded = torch.tensor(encoding["input_ids"], dtype=torch.int64)
+    ids, offsets = encode(text)
+    encoded = torch.tensor(ids, dtype=torch.int64)
     is_run = torch.isin(encoded, torch.tensor([mark.token_id for mark in marks.values()]))
     runs = [piece for each in layouts for piece in each.pieces if isinstance(piece, int)]
     if int(is_run.sum()) != len(runs):
@@ -130,7 +131,7 @@ def lay_out_text(
         input_ids=encoded.repeat_interleave(counts),
         places=torch.split(visual, [each.num_tokens for each in layouts]),
         _counts=counts,
-        _offsets=encoding["offset_mapping"],
+        _offsets=offsets,
         _is_run=is_run.tolist(),
         _shifts=shifts,
     )

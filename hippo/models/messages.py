@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -70,17 +71,37 @@ def render(processor: Any, messages: Sequence[ChatMessage], media: Sequence[Deco
     return text
 
 
+def texts_of(messages: Sequence[ChatMessage]) -> Iterator[str]:
+    """Yields the texts of all messages, in order."""
+    for message in messages:
+        for part in message.content:
+            if isinstance(part, TextPart):
+                yield part.text
+
+
+def with_texts(messages: Sequence[ChatMessage], texts: Iterable[str]) -> list[ChatMessage]:
+    """Returns the messages with other texts: the next of ``texts`` for each of texts_of."""
+    others = iter(texts)
+    return [
+        dataclasses.replace(
+            message,
+            content=tuple(
+                TextPart(next(others)) if isinstance(part, TextPart) else part
+                for part in message.content
+            ),
+        )
+        for message in messages
+    ]
+
+
 def refuse_placeholders(messages: Sequence[ChatMessage], marks: Iterable[MediaMark]) -> None:
     """Raises InvalidRequestError if a text contains what stands for media in a prompt."""
     marks = list(marks)
     reserved = sorted({each.token for each in marks} | {each.placeholder for each in marks})
-    for message in messages:
-        for part in message.content:
-            if isinstance(part, TextPart) and any(token in part.text for token in reserved):
-                raise InvalidRequestError(
-                    f"text may not contain {' or '.join(reserved)}; pass media as parts",
-                    param="messages",
-                )
+    if any(token in text for text in texts_of(messages) for token in reserved):
+        raise InvalidRequestError(
+            f"text may not contain {' or '.join(reserved)}; pass media as parts", param="messages"
+        )
 
 
 # The two ways out for a client and an operator; the names are those of a request's fields.

@@ -15,6 +15,7 @@ import torch
 from hippo.errors import MediaError
 from hippo.models.base import NO_INDICES, DecodedMedia, Prompt, VisualItem
 from hippo.models.content import visual_digest
+from hippo.models.control_tokens import ControlTokens
 from hippo.models.layout import Layout, MediaMark, VisualGrid, in_written_order, lay_out_text
 from hippo.models.messages import (
     check_length,
@@ -46,16 +47,25 @@ class PromptBuilder(ABC):
         self.frame_limits = frame_limits
         self._processor = processor
         self._marks = marks
+        self._control_tokens = ControlTokens(processor.tokenizer, marks.values())
         self._max_context_length = max_context_length
         self._lock = threading.Lock()  # tokenizers are not thread-safe
 
     def build_prompt(
-        self, messages: Sequence[ChatMessage], media: Sequence[DecodedMedia], frame_plan: FramePlan
+        self,
+        messages: Sequence[ChatMessage],
+        media: Sequence[DecodedMedia],
+        frame_plan: FramePlan,
+        *,
+        allow_special_tokens: bool = False,
     ) -> Prompt:
         """Makes a request's prompt; raises as VideoLanguageModel.prepare_prompt does."""
         media = [resized(item, frame_plan, self.frame_limits) for item in media]
         ordered = media_in_order(messages, media)
-        refuse_placeholders(messages, self._marks.values())
+        if allow_special_tokens:
+            refuse_placeholders(messages, self._marks.values())
+        else:
+            messages = self._control_tokens.mask(messages)
         try:
             layouts = self.lay_out(ordered)
         except ValueError as error:
@@ -63,7 +73,7 @@ class PromptBuilder(ABC):
         with self._lock:
             rendered = render(self._processor, messages, media)
             layouts = in_written_order(rendered, layouts, self._marks)
-            text = lay_out_text(self._processor.tokenizer, rendered, layouts, self._marks)
+            text = lay_out_text(self._control_tokens.encode, rendered, layouts, self._marks)
             check_length(text.input_ids.shape[0], self._max_context_length)
             items, visual, others = _place_items(layouts, text.places)
             question = question_indices(

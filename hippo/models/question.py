@@ -11,7 +11,6 @@ then scored all the same, and the last row, from which the answer begins, is add
 
 from __future__ import annotations
 
-import dataclasses
 import itertools
 from collections.abc import Sequence
 from typing import Any
@@ -20,7 +19,7 @@ import torch
 
 from hippo.models.base import NO_INDICES, DecodedMedia
 from hippo.models.layout import LaidOutText
-from hippo.models.messages import render
+from hippo.models.messages import render, with_texts
 from hippo.types import ChatMessage, TextPart
 
 _MARK = "\ue000"  # a private-use character, which no template contains
@@ -67,7 +66,8 @@ def _last_turn(
         for part in message.content
         if isinstance(part, TextPart)
     ]
-    literals = render(processor, _marked(messages), media).split(_MARK)
+    marked = with_texts(messages, itertools.repeat(_MARK))  # shows where the template places texts
+    literals = render(processor, marked, media).split(_MARK)
     spans = _spans([text for text, _ in texts], literals, rendered)
     if spans is None:
         return None
@@ -75,19 +75,6 @@ def _last_turn(
         (index for index, message in enumerate(messages) if message.role == "user"), default=-1
     )
     return [span for span, (_, index) in zip(spans, texts, strict=True) if index == last_turn]
-
-
-def _marked(messages: Sequence[ChatMessage]) -> list[ChatMessage]:
-    """Replaces every text by a mark, which shows where the template places texts."""
-    return [
-        dataclasses.replace(
-            message,
-            content=tuple(
-                TextPart(_MARK) if isinstance(part, TextPart) else part for part in message.content
-            ),
-        )
-        for message in messages
-    ]
 
 
 def _spans(

@@ -48,7 +48,12 @@ class WatchedModel(ToyModel):
         self.num_prepared = 0
 
     def prepare_prompt(
-        self, messages: Sequence[ChatMessage], media: Sequence[DecodedMedia], frame_plan: FramePlan
+        self,
+        messages: Sequence[ChatMessage],
+        media: Sequence[DecodedMedia],
+        frame_plan: FramePlan,
+        *,
+        allow_special_tokens: bool = False,
     ) -> Prompt:
         prompt = super().prepare_prompt(messages, media, frame_plan)
         frames = [one.frames for one in media]

@@ -126,7 +126,12 @@ class ToyModel:
         return [token_id for token_id, _ in self._rows[slot]]
 
     def prepare_prompt(
-        self, messages: Sequence[ChatMessage], media: Sequence[DecodedMedia], frame_plan: FramePlan
+        self,
+        messages: Sequence[ChatMessage],
+        media: Sequence[DecodedMedia],
+        frame_plan: FramePlan,
+        *,
+        allow_special_tokens: bool = False,
     ) -> Prompt:
         ids: list[int] = []
         visual: list[int] = []

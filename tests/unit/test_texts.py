@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tokenizers import Tokenizer
+from tokenizers import AddedToken, Tokenizer
 from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import Whitespace
 
@@ -28,6 +28,7 @@ def threads() -> Iterator[ThreadPoolExecutor]:
 def limit() -> TextLimit:
     tokenizer = Tokenizer(WordLevel({"a": 0, "longer": 1}, unk_token="a"))
     tokenizer.pre_tokenizer = Whitespace()
+    tokenizer.add_special_tokens([AddedToken("<|e|>", special=True)])
     return TextLimit(tokenizer, 100)
 
 
@@ -47,6 +48,12 @@ async def test_words_of_all_texts_count(limit: TextLimit, threads: ThreadPoolExe
     assert caught.value.param == "prompt"
 
 
+async def test_the_name_of_a_control_token_is_text_of_up_to_as_many_tokens_as_it_has_bytes(
+    limit: TextLimit, threads: ThreadPoolExecutor
+) -> None:
+    assert await limit.count_tokens(["a <|e|> a", "<|e|>" * 90], threads) == 2 + 91 * 5
+
+
 async def test_a_text_that_no_context_holds_is_not_looked_at(
     limit: TextLimit, threads: ThreadPoolExecutor
 ) -> None:
@@ -62,11 +69,11 @@ async def test_counting_stops_at_the_first_token_beyond_and_with_the_caller(
     monkeypatch.setattr(texts, "_PIECE_LENGTH", 20)
     counted = []
 
-    def count(piece: str) -> int:
+    def encode(piece: str) -> list[int]:
         counted.append(piece)
-        return 60
+        return [0] * 60
 
-    monkeypatch.setattr(limit, "_count", count)
+    monkeypatch.setattr(limit, "_encode", encode)
     with pytest.raises(ContextLengthError):
         await limit.count_tokens(["a " * 300], threads)
     assert len(counted) == 2

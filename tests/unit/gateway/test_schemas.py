@@ -190,6 +190,14 @@ def test_a_limit_that_nobody_set_is_the_servers_and_says_so() -> None:
             _open(**fields)
 
 
+def test_names_of_control_tokens_are_text_unless_the_request_says_so() -> None:
+    assert not _open().allow_special_tokens
+    assert not _open(allow_special_tokens=None).allow_special_tokens
+    assert _open(allow_special_tokens=True).allow_special_tokens
+    with pytest.raises(ValidationError, match="allow_special_tokens"):
+        _parse(allow_special_tokens="yes")
+
+
 def test_log_probabilities_are_asked_of_the_services_only_if_wanted() -> None:
     assert _open().num_top_logprobs is None
     assert _open(logprobs=False, top_logprobs=0).num_top_logprobs is None
