@@ -1,0 +1,160 @@
+"""A client that sends what it likes, as raw bytes, and counts what comes back."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from hippo.benchmark.requests import new_salt
+
+MB = 1_000_000
+CHAT = "/v1/chat/completions"
+PAUSE_S = 0.1  # after each reply: what is tried is the weight of requests, not their number
+AGAIN_S = 1.0  # until a connection that the server closed is opened again
+
+
+@dataclass(frozen=True, slots=True)
+class Aim:
+    """Who is attacked how, and with which keys."""
+
+    attack: str
+    host: str
+    port: int
+    key: str
+    victims_key: str
+    services: Mapping[str, str]  # host:port of the draft and the target
+
+
+@dataclass(slots=True)
+class Attacker:
+    """Sends things to the gateway and counts what comes back."""
+
+    aim: Aim
+    outcomes: Counter[str] = field(default_factory=Counter)
+    broken: list[str] = field(default_factory=list)  # what a server must not let happen
+
+    async def keep_posting(self, path: str, *bodies: bytes, **options: Any) -> None:
+        """Posts one body after the other, again and again."""
+        for body in itertools.cycle(bodies):
+            await self.post(path, body, **options)
+            await asyncio.sleep(PAUSE_S)
+
+    async def keep_asking(self, *bodies: bytes, **options: Any) -> None:
+        """Asks one chat completion after the other, each with a new salt: no cache helps."""
+        for body in itertools.cycle(bodies):
+            salted = b'%b, "cache_salt": "%b"}' % (body[:-1], new_salt().encode())
+            await self.post(CHAT, salted, **options)
+            await asyncio.sleep(PAUSE_S)
+
+    async def post(
+        self,
+        path: str,
+        body: bytes,
+        *,
+        key: str | None = None,
+        leaves_after_s: float | None = None,
+        kind: str = "application/json",
+        **headers: str,
+    ) -> bytes:
+        """Returns the whole reply; b"" if there is none."""
+        lines = {"connection": "close", "content-type": kind, **headers}
+        head = self.head(path, len(body), key=key, **lines)
+        reader, writer = await self._connect()
+        outcome = "no reply"
+        try:
+            await _send(writer, itertools.chain((head,), _pieces(body)))
+            if leaves_after_s is not None:
+                await asyncio.sleep(leaves_after_s)
+                outcome = "left"
+                return b""
+            reply = await reader.read()
+            outcome = status_of(reply)
+            return reply
+        except OSError:
+            outcome = "cut off"
+            return b""
+        except asyncio.CancelledError:
+            outcome = "unanswered at the end"
+            raise
+        finally:
+            self.outcomes[outcome] += 1
+            writer.transport.abort()
+
+    def head(self, path: str, num_bytes: int, *, key: str | None = None, **headers: str) -> bytes:
+        """The head of a POST with a body of so many bytes; with key "" without one."""
+        key = self.aim.key if key is None else key
+        own = {"authorization": f"Bearer {key}"} if key else {}
+        length = str(num_bytes)
+        return head_of(
+            "POST", path, {**own, "host": self.aim.host, "content-length": length, **headers}
+        )
+
+    async def keep_open(self, opening: Sequence[bytes], *, then: bytes = b"") -> None:
+        """Sends ``opening`` and then, a byte a second, what is left of ``then``; waits until the
+        server closes the connection, and begins again."""
+        while True:
+            reader, writer = await self._connect()
+            self.outcomes["opened"] += 1
+            try:
+                await _send(writer, opening)
+                await self._linger(reader, writer, then)
+            except OSError:
+                self.outcomes["cut off"] += 1
+            finally:
+                writer.transport.abort()
+            await asyncio.sleep(AGAIN_S)
+
+    async def _linger(
+        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, then: bytes
+    ) -> None:
+        for place in itertools.count():
+            try:
+                async with asyncio.timeout(1.0 if place < len(then) else None):
+                    data = await reader.read(MB)
+            except TimeoutError:
+                writer.write(then[place : place + 1])
+                continue
+            self.outcomes[status_of(data) if data else "closed"] += 1
+            if not data:
+                return
+
+    async def _connect(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        while True:
+            try:
+                reader, writer = await asyncio.open_connection(self.aim.host, self.aim.port)
+            except OSError:
+                self.outcomes["not connected"] += 1
+                await asyncio.sleep(AGAIN_S)
+                continue
+            # What was written is with the kernel when it was drained, and is sent in any case.
+            writer.transport.set_write_buffer_limits(0)
+            return reader, writer
+
+
+def head_of(method: str, path: str, headers: Mapping[str, str]) -> bytes:
+    """Request line and headers."""
+    lines = (f"{name}: {value}" for name, value in headers.items())
+    return "\r\n".join([f"{method} {path} HTTP/1.1", *lines, "", ""]).encode()
+
+
+def _pieces(body: bytes) -> Iterable[bytes]:
+    return (body[start : start + MB] for start in range(0, len(body), MB))
+
+
+async def _send(writer: asyncio.StreamWriter, pieces: Iterable[bytes]) -> None:
+    """A server may answer before it has read all, and then takes no more: its reply is read."""
+    try:
+        for piece in pieces:
+            writer.write(piece)
+            await writer.drain()
+    except ConnectionError:
+        pass
+
+
+def status_of(reply: bytes) -> str:
+    """The status of a reply, or that there is none."""
+    return reply.split(b" ", 2)[1].decode() if reply.startswith(b"HTTP/1.1 ") else "no reply"
