@@ -224,7 +224,7 @@ def _problems(
     for name in phase["ended"]:
         yield f"the {name} ended"
     if phase["num_tracebacks"]:
-        yield f"{phase['num_tracebacks']} tracebacks in the services' logs"
+        yield f"{phase['num_tracebacks']} × a traceback in the services' logs"
     if phase["recovered_s"] is None:
         yield f"not as fast as before within {_TIMEOUT_S:g} s"
     if attacker := phase["attacker"]:

@@ -13,6 +13,7 @@ from hippo.benchmark.requests import new_salt
 
 MB = 1_000_000
 CHAT = "/v1/chat/completions"
+ADDRESS = "127.0.0.2"  # other than that of ordinary clients, whose connections may be counted
 PAUSE_S = 0.1  # after each reply: what is tried is the weight of requests, not their number
 AGAIN_S = 1.0  # until a connection that the server closed is opened again
 
@@ -125,7 +126,9 @@ class Attacker:
     async def _connect(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
         while True:
             try:
-                reader, writer = await asyncio.open_connection(self.aim.host, self.aim.port)
+                reader, writer = await asyncio.open_connection(
+                    self.aim.host, self.aim.port, local_addr=(ADDRESS, 0)
+                )
             except OSError:
                 self.outcomes["not connected"] += 1
                 await asyncio.sleep(AGAIN_S)
