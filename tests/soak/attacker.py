@@ -6,6 +6,7 @@ import asyncio
 import itertools
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -65,24 +66,20 @@ class Attacker:
         lines = {"connection": "close", "content-type": kind, **headers}
         head = self.head(path, len(body), key=key, **lines)
         reader, writer = await self._connect()
-        outcome = "no reply"
+        reading = asyncio.create_task(_reply(reader))  # which may come before all is sent
+        outcome = "unanswered at the end"
         try:
             await _send(writer, itertools.chain((head,), _pieces(body)))
             if leaves_after_s is not None:
                 await asyncio.sleep(leaves_after_s)
                 outcome = "left"
                 return b""
-            reply = await reader.read()
+            reply = await reading
             outcome = status_of(reply)
             return reply
-        except OSError:
-            outcome = "cut off"
-            return b""
-        except asyncio.CancelledError:
-            outcome = "unanswered at the end"
-            raise
         finally:
             self.outcomes[outcome] += 1
+            reading.cancel()
             writer.transport.abort()
 
     def head(self, path: str, num_bytes: int, *, key: str | None = None, **headers: str) -> bytes:
@@ -95,33 +92,23 @@ class Attacker:
         )
 
     async def keep_open(self, opening: Sequence[bytes], *, then: bytes = b"") -> None:
-        """Sends ``opening`` and then, a byte a second, what is left of ``then``; waits until the
-        server closes the connection, and begins again."""
+        """Sends ``opening`` and then the bytes of ``then``, one a second; waits until the server
+        closes the connection, and begins again."""
         while True:
             reader, writer = await self._connect()
             self.outcomes["opened"] += 1
+            sending = asyncio.create_task(_send_slowly(writer, opening, then))
             try:
-                await _send(writer, opening)
-                await self._linger(reader, writer, then)
+                while data := await reader.read(MB):
+                    if data.startswith(b"HTTP/"):
+                        self.outcomes[status_of(data)] += 1
+                self.outcomes["closed"] += 1
             except OSError:
                 self.outcomes["cut off"] += 1
             finally:
+                sending.cancel()
                 writer.transport.abort()
             await asyncio.sleep(AGAIN_S)
-
-    async def _linger(
-        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, then: bytes
-    ) -> None:
-        for place in itertools.count():
-            try:
-                async with asyncio.timeout(1.0 if place < len(then) else None):
-                    data = await reader.read(MB)
-            except TimeoutError:
-                writer.write(then[place : place + 1])
-                continue
-            self.outcomes[status_of(data) if data else "closed"] += 1
-            if not data:
-                return
 
     async def _connect(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
         while True:
@@ -149,13 +136,27 @@ def _pieces(body: bytes) -> Iterable[bytes]:
 
 
 async def _send(writer: asyncio.StreamWriter, pieces: Iterable[bytes]) -> None:
-    """A server may answer before it has read all, and then takes no more: its reply is read."""
-    try:
+    """Ends early if the server takes no more."""
+    with suppress(ConnectionError):
         for piece in pieces:
             writer.write(piece)
             await writer.drain()
-    except ConnectionError:
-        pass
+
+
+async def _send_slowly(writer: asyncio.StreamWriter, opening: Iterable[bytes], then: bytes) -> None:
+    await _send(writer, opening)
+    for place in range(len(then)):
+        await asyncio.sleep(1.0)
+        writer.write(then[place : place + 1])
+
+
+async def _reply(reader: asyncio.StreamReader) -> bytes:
+    """All that comes before the connection ends, or the first line if it breaks off."""
+    line = b""
+    with suppress(OSError):
+        line = await reader.readline()
+        return line + await reader.read()
+    return line
 
 
 def status_of(reply: bytes) -> str:

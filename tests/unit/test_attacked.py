@@ -95,9 +95,9 @@ async def test_an_attacker_counts_what_comes_back() -> None:
 
     server = await asyncio.start_server(answer, "127.0.0.1", 0)
     async with server:
-        aim = Aim("gif", *server.sockets[0].getsockname(), "own", "victim", {})
-        at = Attacker(aim)
-        assert (await at.post("/x", b"")).endswith(b"{}")
+        host, port = server.sockets[0].getsockname()
+        at = Attacker(Aim("gif", host, port, "own", "victim", {}))
+        assert (await at.post("/x", bytes(8_000_000))).startswith(b"HTTP/1.1 413")
         await at.post("/x", b"", leaves_after_s=0.0)
         opened = asyncio.create_task(at.keep_open([b"GET / HTTP/1.1\r\n"]))
         while not at.outcomes["closed"]:
