@@ -135,7 +135,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         page = f"{head}\n\n{markdown(columns, rows)}"
         replace_measured(ROOT / "docs/reliability.md", page, name="attacker")
     for problem in problems(result):
-        console.print(f"[red]{problem}[/]", highlight=False)
+        console.print(problem, style="red", highlight=False, markup=False)
     sys.exit(1 if problems(result) else 0)
 
 
@@ -162,6 +162,8 @@ def attacked(
             found["recovered_s"] = _recover(place, tasks, worst(quiet))
             phases.append(found)
             progress.advance(bar, round(phase_s))
+            if quiet["faults"]:  # then nothing can be compared
+                break
     return phases
 
 
@@ -270,7 +272,8 @@ def _phase(place: Place, tasks: Sequence[Task], name: str, seconds: float) -> di
     threads = [threading.Thread(target=_watch, args=(place, stop, peaks))]
     for first, client in enumerate(CLIENTS):
         own = (*tasks[first:], *tasks[:first])  # they do not all ask the same at once
-        given = (place.server(client), own, stop, seen)
+        least = len(own) if name == QUIET else 0
+        given = (place.server(client), own, stop, seen, least)
         threads.append(threading.Thread(target=_keep_asking, args=given))
     with contextlib.ExitStack() as stack:
         attacker = stack.enter_context(_attacking(place.aim(name))) if name in ATTACKS else None
@@ -298,13 +301,15 @@ def _phase(place: Place, tasks: Sequence[Task], name: str, seconds: float) -> di
 
 
 def _keep_asking(
-    server: Server, tasks: Sequence[Task], stop: threading.Event, seen: list[Seen]
+    server: Server, tasks: Sequence[Task], stop: threading.Event, seen: list[Seen], least: int
 ) -> None:
-    for task in itertools.cycle(tasks):
-        if stop.is_set():
+    """Asks one after the other until ``stop``, and at least so many."""
+    for count, task in enumerate(itertools.cycle(tasks)):
+        if stop.is_set() and count >= least:
             return
-        seen.append(ask(server, task))
-        if seen[-1].fault:
+        found = ask(server, task)
+        seen.append(found)
+        if found.fault:
             stop.wait(_PAUSE_S)
 
 
