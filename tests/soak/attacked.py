@@ -157,13 +157,11 @@ def attacked(
         bar = progress.add_task("", total=round(seconds))
         for name, phase_s in plan:
             progress.update(bar, description=name)
-            found = _phase(place, tasks, name, phase_s)
-            quiet = (phases or [found])[0]
-            found["recovered_s"] = _recover(place, tasks, worst(quiet))
-            phases.append(found)
+            phases.append(_phase(place, tasks, name, phase_s))
             progress.advance(bar, round(phase_s))
-            if quiet["faults"]:  # then nothing can be compared
+            if phases[0]["faults"]:  # then nothing can be compared
                 break
+            phases[-1]["recovered_s"] = _recover(place, tasks, worst(phases[0]))
     return phases
 
 
@@ -267,9 +265,11 @@ def _latency(seconds: Sequence[float], quiet_s: float) -> str:
 
 def _phase(place: Place, tasks: Sequence[Task], name: str, seconds: float) -> dict[str, Any]:
     """Lets the clients ask for so long, beside the attack if it is one."""
-    stop, seen, first_line = threading.Event(), list[Seen](), len(place.lines)
+    stop, is_over = threading.Event(), threading.Event()
+    seen, first_line = list[Seen](), len(place.lines)
     peaks = dict.fromkeys(SERVICES, (0.0, 0.0))
-    threads = [threading.Thread(target=_watch, args=(place, stop, peaks))]
+    watching = threading.Thread(target=_watch, args=(place, is_over, peaks))
+    threads = []
     for first, client in enumerate(CLIENTS):
         own = (*tasks[first:], *tasks[:first])  # they do not all ask the same at once
         least = len(own) if name == QUIET else 0
@@ -277,12 +277,14 @@ def _phase(place: Place, tasks: Sequence[Task], name: str, seconds: float) -> di
         threads.append(threading.Thread(target=_keep_asking, args=given))
     with contextlib.ExitStack() as stack:
         attacker = stack.enter_context(_attacking(place.aim(name))) if name in ATTACKS else None
-        for thread in threads:
+        for thread in (watching, *threads):
             thread.start()
         stop.wait(seconds)
         stop.set()
         for thread in threads:  # each client has its answer first
             thread.join()
+        is_over.set()
+        watching.join()
     answered: dict[str, list[float]] = {}
     for each in seen:
         if not each.fault:
@@ -297,6 +299,7 @@ def _phase(place: Place, tasks: Sequence[Task], name: str, seconds: float) -> di
         "num_tracebacks": sum("Traceback" in line for line in place.lines[first_line:]),
         "ended": place.mend(),
         "attacker": attacker,
+        "recovered_s": None,
     }
 
 
@@ -313,13 +316,13 @@ def _keep_asking(
             stop.wait(_PAUSE_S)
 
 
-def _watch(place: Place, stop: threading.Event, peaks: dict[str, tuple[float, float]]) -> None:
+def _watch(place: Place, is_over: threading.Event, peaks: dict[str, tuple[float, float]]) -> None:
     """Keeps the most resident memory, and the most of the services' shares of it."""
     for pid in place.pids().values():
         reset_peaks(pid)
-    is_over = False
-    while not is_over:
-        is_over = stop.wait(_EVERY_S)
+    is_last = False
+    while not is_last:
+        is_last = is_over.wait(_EVERY_S)
         for name, pid in place.pids().items():
             resident, share = tree_peaks(pid)
             peaks[name] = (max(peaks[name][0], resident), max(peaks[name][1], share))
