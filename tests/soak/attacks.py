@@ -181,7 +181,8 @@ def cache_probe(at: Attacker) -> Workers:
 
 async def _probe(at: Attacker) -> None:
     while True:
-        body = chat(f"{uuid.uuid4().hex} {'is a secret that nobody else knows, ' * 20}")
+        secret = f"{uuid.uuid4().hex} {'is a secret that nobody else knows, ' * 6}"
+        body = chat(secret, max_tokens=1)
         await at.post(CHAT, body, key=at.aim.victims_key)
         reply = await at.post(CHAT, body)
         if status_of(reply) == "200":
