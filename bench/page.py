@@ -40,7 +40,6 @@ NAMES = (
     *("load", "load-bfloat16", "load-long"),
     *PRUNING,
 )
-_BEGIN, _END = "<!-- measured: begin -->", "<!-- measured: end -->"
 _DOCS = ROOT / "docs"
 
 
@@ -112,13 +111,14 @@ def machine_line(environment: Result) -> str:
     )
 
 
-def replace_measured(path: Path, body: str) -> None:
-    """Puts ``body`` between the markers of a file. Raises SystemExit if it has none."""
+def replace_measured(path: Path, body: str, *, name: str = "measured") -> None:
+    """Puts ``body`` between the markers ``name`` of a file. Raises SystemExit if it has none."""
+    begin, end = f"<!-- {name}: begin -->", f"<!-- {name}: end -->"
     text = path.read_text(encoding="utf-8")
-    pattern = re.compile(f"{re.escape(_BEGIN)}.*{re.escape(_END)}", re.DOTALL)
+    pattern = re.compile(f"{re.escape(begin)}.*{re.escape(end)}", re.DOTALL)
     if not pattern.search(text):
-        raise SystemExit(f"{path} has no markers {_BEGIN} ... {_END}")
-    path.write_text(pattern.sub(lambda _: f"{_BEGIN}\n{body}\n{_END}", text), encoding="utf-8")
+        raise SystemExit(f"{path} has no markers {begin} ... {end}")
+    path.write_text(pattern.sub(lambda _: f"{begin}\n{body}\n{end}", text), encoding="utf-8")
 
 
 def fastest_short_run(results: Mapping[str, Result]) -> Any:

@@ -125,9 +125,11 @@ def _questions(folder: Path, num_clips: int) -> list[Question]:
     return questions
 
 
-def expected(url: str, tasks: Sequence[Task], console: Console) -> list[Task]:
+def expected(
+    url: str, tasks: Sequence[Task], console: Console, *, key: str | None = None
+) -> list[Task]:
     """The tasks with target-only's answers, asked one at a time."""
-    connection = Server(url).connect()
+    connection = Server(url, key).connect()
     done = []
     with progress_bar(console) as progress:
         for task in progress.track(tasks, description="target-only's answers"):

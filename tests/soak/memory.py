@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from pathlib import Path
 
 import psutil
 
@@ -25,12 +26,37 @@ def tree_mb(pid: int) -> float:
     """Resident memory of a process and those that it started, in MB; what they share counts in
     each."""
     total = 0
-    with suppress(psutil.Error):  # it has just ended
-        parent = psutil.Process(pid)
-        for process in (parent, *parent.children(recursive=True)):
-            with suppress(psutil.Error):
-                total += process.memory_info().rss
+    for process in _tree(pid):
+        with suppress(psutil.Error):  # it has just ended
+            total += process.memory_info().rss
     return total / 1e6
+
+
+def tree_peaks(pid: int) -> tuple[float, float]:
+    """The most resident memory of a process and of those that it started, added up, and their
+    present share of it (pages that several have count in parts), both in MB."""
+    most = share = 0
+    for process in _tree(pid):
+        with suppress(psutil.Error, OSError):  # it has just ended
+            status = Path(f"/proc/{process.pid}/status").read_text(errors="replace")
+            most += 1024 * int(status.partition("VmHWM:")[2].split()[0])
+            share += process.memory_full_info().pss
+    return most / 1e6, share / 1e6
+
+
+def reset_peaks(pid: int) -> None:
+    """The most resident memory counts from now on."""
+    for process in _tree(pid):
+        with suppress(OSError):
+            Path(f"/proc/{process.pid}/clear_refs").write_text("5")
+
+
+def _tree(pid: int) -> list[psutil.Process]:
+    try:
+        parent = psutil.Process(pid)
+        return [parent, *parent.children(recursive=True)]
+    except psutil.Error:  # it has just ended
+        return []
 
 
 def watch_memory(

@@ -1,0 +1,408 @@
+"""Three ordinary clients beside an attacker with a key of its own, one attack after the other.
+
+    python -m tests.soak.attacked                    10 minutes
+    python -m tests.soak.attacked --list             what the attacks do
+    python -m tests.soak.attacked --minutes 2 --only gif,grammars
+    python -m tests.soak.attacked --publish          writes the table into docs/reliability.md too
+
+Target-only answers the clients' questions first. Then the clients ask alone, and beside each
+attack, and alone again. Each has a key and asks one question after the other about a video or a
+text, on a new connection and without help of a cache. Beside an attack an answer may take at most
+twice as long as the longest for such a question before, it must be target-only's token for token,
+no request may fail, and the memory of each service must stay within the limit that the Compose
+files set. Exits with 1, and says what was not so. The attacker is a process that takes the
+processor time that is left, and has the same cores: what it takes from the services counts.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import functools
+import itertools
+import json
+import os
+import re
+import statistics
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import yaml
+from rich.console import Console
+
+from bench.options import add_out, names, new_result, parser_of, write_result
+from bench.page import environment_line, replace_measured
+from bench.runs import bundled_pair
+from bench.tables import wide_console, wide_table
+from demo.clips import write_bench_clips
+from hippo.benchmark.requests import Question, new_salt, question_about
+from hippo.benchmark.server import Server
+from hippo.benchmark.tables import markdown, number, progress_bar
+from hippo.errors import HippoError
+from hippo.subprocesses import importing_environment
+from tests.soak.__main__ import expected
+from tests.soak.attacker import Aim
+from tests.soak.attacks import ATTACKS, sentence
+from tests.soak.memory import reset_peaks, tree_peaks
+from tests.soak.visitors import Task, body
+from tests.support.compose import ROOT, STACKS
+from tests.support.stack import RunningStack, run_stack
+
+QUIET, AFTER = "nobody", "nobody, afterwards"
+MAX_SLOWDOWN = 2.0
+SERVICES = ("gateway", "draft", "target")
+CLIENTS, MALLORY = ("alice", "bob", "carol"), "mallory"
+KEYS = {name: f"sk-{name}-0123456789" for name in (*CLIENTS, MALLORY)}
+_SAMPLINGS: tuple[dict[str, Any], ...] = ({"temperature": 0}, {"temperature": 0.8, "seed": 1})
+_NUM_TOKENS = 32  # of each answer, so that those to questions of a kind take equally long
+_TEXTS = ("What is a circle?", "Name three colours.", "What moves to the left?", "Who are you?")
+_TIMEOUT_S = 60.0  # a read of an ordinary client's; and until all is as before an attack
+_PAUSE_S = 0.2  # of a client whose question failed
+_EVERY_S = 2.0  # between two looks at the memory, which take some milliseconds
+_QUIET_SHARE, _AFTER_SHARE = 0.1, 0.05
+_ALL_CORES = os.sched_getaffinity(0)  # before this process is pinned to the draft's
+_GATEWAY = (
+    *("--api-keys", ",".join(f"{name}={key}" for name, key in KEYS.items())),
+    # Who gives keys to strangers limits them: what an attacker may compute is a client's fair use.
+    *("--key-concurrent-requests", "2"),
+    *("--max-upload-bytes", str(1 << 30)),  # so that the attacker reaches it
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """What became of one question: of which kind it was, seconds to its end, what was wrong."""
+
+    kind: str
+    seconds: float
+    fault: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """What is attacked, by whom and beside whom."""
+
+    url: str
+    pids: Callable[[], Mapping[str, int]]
+    addresses: Mapping[str, str]  # of the draft and the target
+    lines: Sequence[str]  # what the services log
+    mend: Callable[[], list[str]] = list  # starts again what has ended, and names it
+
+    def server(self, name: str) -> Server:
+        """The gateway, for a client of that name."""
+        return Server(self.url, KEYS[name], timeout_s=_TIMEOUT_S)
+
+    def aim(self, attack: str) -> Aim:
+        """What the attacker is told."""
+        parts = urlsplit(self.url)
+        assert parts.hostname is not None and parts.port is not None
+        return Aim(
+            attack, parts.hostname, parts.port, KEYS[MALLORY], KEYS[CLIENTS[0]], self.addresses
+        )
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Runs, prints a table, and writes JSON and with --publish the page."""
+    args = _parse(argv)
+    console = wide_console()
+    if args.list:
+        for name in ATTACKS:
+            console.print(f"{name:20} {sentence(name)}", highlight=False)
+        return
+    result = new_result("tests.soak.attacked", argv, limits_mb=compose_limits())
+    options = bundled_pair("float32", gateway_args=_GATEWAY)
+    with tempfile.TemporaryDirectory() as folder, run_stack(options) as stack:
+        addresses = {name: stack.stack.address(name) for name in ("draft", "target")}
+        mend = functools.partial(_restart_ended, stack)
+        place = Place(stack.url, stack.pids, addresses, stack.lines, mend)
+        tasks = expected(stack.url, _tasks(Path(folder)), console, key=KEYS[CLIENTS[0]])
+        result["phases"] = attacked(place, tasks, args.only, 60 * args.minutes, console)
+    write_result(args.out, result)
+    columns, rows = table(result)
+    console.print(wide_table("beside three clients", columns, rows))
+    console.print(f"written to {args.out}")
+    if args.publish:
+        head = f"`{result['command']}`, {environment_line(result['environment'])}"
+        page = f"{head}\n\n{markdown(columns, rows)}"
+        replace_measured(ROOT / "docs/reliability.md", page, name="attacker")
+    for problem in problems(result):
+        console.print(problem, style="red", highlight=False, markup=False)
+    sys.exit(1 if problems(result) else 0)
+
+
+def attacked(
+    place: Place,
+    tasks: Sequence[Task],
+    attacks: Sequence[str],
+    seconds: float,
+    console: Console,
+) -> list[dict[str, Any]]:
+    """Runs all phases, about so many seconds; returns what was seen in each."""
+    for task in tasks:  # what only first requests have to warm up is no slowness of an attack
+        ask(place.server(CLIENTS[0]), task)
+    quiet_s, after_s = _QUIET_SHARE * seconds, _AFTER_SHARE * seconds
+    each_s = (seconds - quiet_s - after_s) / max(len(attacks), 1)
+    phases: list[dict[str, Any]] = []
+    plan = [(QUIET, quiet_s), *((name, each_s) for name in attacks), (AFTER, after_s)]
+    with progress_bar(console) as progress:
+        bar = progress.add_task("", total=round(seconds))
+        for name, phase_s in plan:
+            progress.update(bar, description=name)
+            phases.append(_phase(place, tasks, name, phase_s))
+            progress.advance(bar, round(phase_s))
+            if phases[0]["faults"]:  # then nothing can be compared
+                break
+            phases[-1]["recovered_s"] = _recover(place, tasks, worst(phases[0]))
+    return phases
+
+
+def ask(server: Server, task: Task) -> Seen:
+    """Asks it on a connection of its own, without help of what is cached."""
+    asked = json.dumps(body(task, policy="adaptive", salt=new_salt())).encode()
+    connection, began_s = server.connect(), time.perf_counter()
+    try:
+        answer = connection.ask(asked)
+    except HippoError as error:
+        return Seen(task.question.name, time.perf_counter() - began_s, f"failed: {error}")
+    finally:
+        connection.close()
+    is_equal = (answer.token_ids, answer.finish_reason) == task.expected
+    fault = "" if is_equal else "an answer is not target-only's"
+    return Seen(task.question.name, answer.end_to_end_s, fault)
+
+
+def compose_limits() -> dict[str, float]:
+    """Megabytes that the Compose files for a machine without a GPU allow each service."""
+    limits = {}
+    for file in STACKS["cpu"]:
+        services = yaml.safe_load((ROOT / file).read_text(encoding="utf-8"))["services"]
+        for name in SERVICES:
+            if found := re.search(r":-(\d+)g}", services[name].get("mem_limit", "")):
+                limits[name] = int(found[1]) * 2**30 / 1e6
+    return limits
+
+
+def worst(phase: Mapping[str, Any]) -> dict[str, float]:
+    """The longest seconds of an answer by the kind of question."""
+    return {kind: max(seconds) for kind, seconds in phase["seconds"].items()}
+
+
+def problems(result: Mapping[str, Any]) -> list[str]:
+    """What was not as it must be, with the name of its phase."""
+    quiet = result["phases"][0]
+    return [
+        f"{phase['name']}: {what}"
+        for phase in result["phases"]
+        for what in _problems(phase, worst(quiet), result["limits_mb"])
+    ]
+
+
+def _problems(
+    phase: Mapping[str, Any], quiet_s: Mapping[str, float], limits_mb: Mapping[str, float]
+) -> Iterator[str]:
+    slowest = worst(phase)
+    for kind, most_s in quiet_s.items():
+        if kind not in slowest:
+            yield f"no question about a {kind} was answered"
+        elif slowest[kind] > MAX_SLOWDOWN * most_s:
+            took, times = slowest[kind], slowest[kind] / most_s
+            yield f"{took:.2f} s for a question about a {kind}, {times:.1f} times the quiet worst"
+    for name, most_mb in phase["resident_mb"].items():
+        if most_mb > limits_mb[name]:
+            yield f"the {name} had {most_mb:,.0f} MB; its limit is {limits_mb[name]:,.0f} MB"
+    for what, count in Counter(phase["faults"]).items():
+        yield f"{count} × {what}"
+    for name in phase["ended"]:
+        yield f"the {name} ended"
+    if phase["num_tracebacks"]:
+        yield f"{phase['num_tracebacks']} × a traceback in the services' logs"
+    if phase["recovered_s"] is None:
+        yield f"not as fast as before within {_TIMEOUT_S:g} s"
+    if attacker := phase["attacker"]:
+        yield from attacker["broken"]
+        if count := attacker["outcomes"].get("500"):
+            yield f"{count} × status 500, a fault of the server"
+
+
+def table(result: Mapping[str, Any]) -> tuple[list[str], list[list[str]]]:
+    """Columns and rows, one for each phase."""
+    quiet = worst(result["phases"][0])
+    limits = (f"{name}, MB of {result['limits_mb'][name]:,.0f}" for name in SERVICES)
+    columns = ["attack", "answers, equal", *(f"{kind}: median, worst s (×)" for kind in quiet)]
+    columns += [*limits, "as before after s", "attacker's processor s", "attacker's replies"]
+    return columns, [_row(phase, quiet) for phase in result["phases"]]
+
+
+def _row(phase: Mapping[str, Any], quiet_s: Mapping[str, float]) -> list[str]:
+    attacker = phase["attacker"] or {"cpu_s": None, "outcomes": {}}
+    replies = [f"{count:,} {what}" for what, count in sorted(attacker["outcomes"].items())]
+    memory = zip(phase["resident_mb"].values(), phase["share_mb"].values(), strict=True)
+    return [
+        phase["name"],
+        f"{phase['num_answers']}, {phase['num_answers'] - len(phase['faults'])}",
+        *(_latency(phase["seconds"].get(kind, ()), most_s) for kind, most_s in quiet_s.items()),
+        *(f"{resident:,.0f} ({share:,.0f})" for resident, share in memory),
+        number(phase["recovered_s"], ".1f"),
+        number(attacker["cpu_s"], ".1f"),
+        ", ".join(replies) or "-",
+    ]
+
+
+def _latency(seconds: Sequence[float], quiet_s: float) -> str:
+    if not seconds:
+        return "-"
+    return f"{statistics.median(seconds):.2f}, {max(seconds):.2f} ({max(seconds) / quiet_s:.1f})"
+
+
+def _phase(place: Place, tasks: Sequence[Task], name: str, seconds: float) -> dict[str, Any]:
+    """Lets the clients ask for so long, beside the attack if it is one."""
+    stop, is_over = threading.Event(), threading.Event()
+    seen, first_line = list[Seen](), len(place.lines)
+    peaks = dict.fromkeys(SERVICES, (0.0, 0.0))
+    watching = threading.Thread(target=_watch, args=(place, is_over, peaks))
+    threads = []
+    for first, client in enumerate(CLIENTS):
+        own = (*tasks[first:], *tasks[:first])  # they do not all ask the same at once
+        least = len(own) if name == QUIET else 0
+        given = (place.server(client), own, stop, seen, least)
+        threads.append(threading.Thread(target=_keep_asking, args=given))
+    with contextlib.ExitStack() as stack:
+        attacker = stack.enter_context(_attacking(place.aim(name))) if name in ATTACKS else None
+        for thread in (watching, *threads):
+            thread.start()
+        stop.wait(seconds)
+        stop.set()
+        for thread in threads:  # each client has its answer first
+            thread.join()
+        is_over.set()
+        watching.join()
+    answered: dict[str, list[float]] = {}
+    for each in seen:
+        if not each.fault:
+            answered.setdefault(each.kind, []).append(each.seconds)
+    return {
+        "name": name,
+        "num_answers": len(seen),
+        "seconds": answered,
+        "faults": [each.fault for each in seen if each.fault],
+        "resident_mb": {service: resident for service, (resident, _) in peaks.items()},
+        "share_mb": {service: share for service, (_, share) in peaks.items()},
+        "num_tracebacks": sum("Traceback" in line for line in place.lines[first_line:]),
+        "ended": place.mend(),
+        "attacker": attacker,
+        "recovered_s": None,
+    }
+
+
+def _keep_asking(
+    server: Server, tasks: Sequence[Task], stop: threading.Event, seen: list[Seen], least: int
+) -> None:
+    """Asks one after the other until ``stop``, and at least so many."""
+    for count, task in enumerate(itertools.cycle(tasks)):
+        if stop.is_set() and count >= least:
+            return
+        found = ask(server, task)
+        seen.append(found)
+        if found.fault:
+            stop.wait(_PAUSE_S)
+
+
+def _watch(place: Place, is_over: threading.Event, peaks: dict[str, tuple[float, float]]) -> None:
+    """Keeps the most resident memory, and the most of the services' shares of it."""
+    for pid in place.pids().values():
+        reset_peaks(pid)
+    is_last = False
+    while not is_last:
+        is_last = is_over.wait(_EVERY_S)
+        for name, pid in place.pids().items():
+            resident, share = tree_peaks(pid)
+            peaks[name] = (max(peaks[name][0], resident), max(peaks[name][1], share))
+
+
+@contextlib.contextmanager
+def _attacking(aim: Aim) -> Iterator[dict[str, Any]]:
+    """The attacker is at work; what it got is in the dictionary afterwards."""
+    command = [sys.executable, "-m", "tests.soak.attacks", json.dumps(asdict(aim))]
+    got: dict[str, Any] = {}
+    with subprocess.Popen(
+        command,
+        env=importing_environment(),
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    ) as process:
+        assert process.stdout is not None
+        os.sched_setaffinity(process.pid, _ALL_CORES)
+        process.stdout.readline()  # its payloads are made
+        try:
+            yield got
+        finally:
+            out, _ = process.communicate()
+    if process.returncode:
+        raise SystemExit(f"the attacker {aim.attack} failed")
+    got.update(json.loads(out))
+
+
+def _recover(place: Place, tasks: Sequence[Task], quiet_s: Mapping[str, float]) -> float | None:
+    """Returns the seconds until a question of each kind is answered as fast as before; None if it
+    is not in a minute."""
+    began_s = time.monotonic()
+    one_of_each = {task.question.name: task for task in tasks}.values()
+    while (passed_s := time.monotonic() - began_s) < _TIMEOUT_S:
+        seen = [ask(place.server(CLIENTS[0]), task) for task in one_of_each]
+        if all(
+            not each.fault and each.seconds <= MAX_SLOWDOWN * quiet_s[each.kind] for each in seen
+        ):
+            return passed_s
+        time.sleep(_PAUSE_S)
+    return None
+
+
+def _tasks(folder: Path) -> list[Task]:
+    """Questions about clips, which are written to the folder, and about nothing, in turn."""
+    clips = write_bench_clips(folder, num_clips=len(_TEXTS), kind="short")
+    questions: list[Question] = []
+    for facts, text in zip(clips, _TEXTS, strict=True):
+        questions += [
+            question_about(facts.question, str(folder / facts.file), name="video"),
+            question_about(text, name="text"),
+        ]
+    budget = {"max_tokens": _NUM_TOKENS, "ignore_eos": True}
+    return [Task(each, {**form, **budget}) for each in questions for form in _SAMPLINGS]
+
+
+def _restart_ended(stack: RunningStack) -> list[str]:
+    """Starts again what has ended, and returns its names."""
+    ended = [name for name in SERVICES if not stack.stack.child(name).is_running]
+    for name in ended:
+        stack.stack.start_service(name)
+    if ended:
+        stack.stack.wait_ready(timeout_s=200)
+    return ended
+
+
+def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
+    parser = parser_of("tests.soak.attacked", __doc__)
+    add = parser.add_argument
+    add("--minutes", type=float, default=10.0, help="of which a tenth is quiet at the beginning")
+    add("--only", type=names, default=list(ATTACKS), help="attacks, separated by commas")
+    add("--list", action="store_true", help="show what the attacks do")
+    add("--publish", action="store_true", help="write the table into docs/reliability.md")
+    add_out(parser, "attacked.json")
+    args = parser.parse_args(argv)
+    if unknown := set(args.only) - set(ATTACKS):
+        parser.error(f"--only: there is no attack {', '.join(sorted(unknown))}")
+    return args
+
+
+if __name__ == "__main__":
+    main()
