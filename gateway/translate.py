@@ -91,6 +91,7 @@ def open_request(
     settings: GatewaySettings,
     grammar: str = "",
     without_guesses: bool = False,
+    client: str = "",
 ) -> OpenRequest:
     """Returns the first message for both services, without the media and the coordinator's pace.
 
@@ -118,6 +119,7 @@ def open_request(
         num_top_logprobs=(request.top_logprobs or 0) if request.logprobs else None,
         without_guesses=without_guesses,
         is_max_tokens_default=is_default,
+        client=client,
     )
 
 

@@ -328,6 +328,7 @@ class OpenRequest:
     without_guesses: bool = False  # the draft feeds no guesses
     is_max_tokens_default: bool = False  # lower max_tokens to the rest of the context if necessary
     must_not_wait: bool = False  # the target refuses the sequence if no slot is free
+    client: str = ""  # clients take turns in the services' decoders; all without a name are one
 
 
 @dataclass(frozen=True, slots=True)

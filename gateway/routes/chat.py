@@ -67,6 +67,7 @@ class ChatResponse(Response):
         self._received_ns: int = request.state.received_ns
         # None if the server needs no API keys.
         self._allowance: Allowance | None = request.state.key
+        self._owner = None if self._allowance is None else self._allowance.name
         self._head = {
             "id": f"chatcmpl-{uuid.uuid4().hex}",
             "created": int(time.time()),
@@ -129,6 +130,7 @@ class ChatResponse(Response):
             settings=settings,
             grammar=await structured.checked_grammar(body),
             without_guesses=not plan.guesses,
+            client=self._owner or "",
         )
         media = await self._read_media(info)
         pairs = backends.pairs(info.name, await self._affinity_key(media))
@@ -261,9 +263,8 @@ class ChatResponse(Response):
         }
 
     async def _read_media(self, info: ModelInfo) -> tuple[Media, ...]:
-        owner = None if self._allowance is None else self._allowance.name
-        sources = media_fields.media_sources(self._body, info, owner)
-        return await self._state.media.read_media(sources, owner=owner)
+        sources = media_fields.media_sources(self._body, info, self._owner)
+        return await self._state.media.read_media(sources, owner=self._owner)
 
     async def _copy_files(
         self, media: Sequence[Media], open_dirs: Sequence[Sequence[str]]

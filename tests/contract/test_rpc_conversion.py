@@ -87,6 +87,7 @@ REQUEST = OpenRequest(
     without_guesses=True,
     is_max_tokens_default=True,
     must_not_wait=True,
+    client="alice",
 )
 
 

@@ -126,18 +126,18 @@ async def test_time() -> None:
     bomb = encode("matroska", "mpeg4", num_frames=700, fps=30, width=256, height=256)
     limits = dataclasses.replace(LIMITS, timeout_s=0.02)
     async with MediaDecoder(limits) as decoder:
-        pid = decoder.worker_pid
+        pid = decoder.worker_pids[0]
         with pytest.raises(MediaError, match=r"takes longer than the 0\.02 s allowed"):
             await decoder.decode(Media(MediaKind.VIDEO, bomb), FramePlan(fps=240))
-        assert decoder.worker_pid != pid
+        assert decoder.worker_pids[0] != pid
         with pytest.raises(ProcessLookupError):
             await _wait_for_end(pid or 0)
 
 
 @pytest.mark.skipif(not Path("/proc/self/limits").exists(), reason="Linux counts the memory")
 async def test_the_worker_cannot_take_more_memory_than_it_may(large: MediaDecoder) -> None:
-    limits = Path(f"/proc/{large.worker_pid}/limits").read_text()
-    statm = Path(f"/proc/{large.worker_pid}/statm").read_text()
+    limits = Path(f"/proc/{large.worker_pids[0]}/limits").read_text()
+    statm = Path(f"/proc/{large.worker_pids[0]}/statm").read_text()
     found = re.search(r"Max address space\s+(\d+)\s+(\d+)", limits)
     assert found is not None
     soft, hard = int(found[1]), int(found[2])

@@ -21,17 +21,17 @@ pytestmark = pytest.mark.asyncio(loop_scope="module")  # where the decoder lives
 
 
 async def test_a_worker_killed_between_two_items_is_replaced(decoder: MediaDecoder) -> None:
-    pid = decoder.worker_pid
+    pid = decoder.worker_pids[0]
     os.kill(pid or 0, signal.SIGKILL)
     media = await decoder.decode(video(), FramePlan())
     assert len(media.frames) == 4
-    assert decoder.worker_pid != pid
+    assert decoder.worker_pids[0] != pid
 
 
 async def test_a_worker_killed_at_work_is_replaced_and_the_item_decoded_again(
     decoder: MediaDecoder,
 ) -> None:
-    pid = decoder.worker_pid
+    pid = decoder.worker_pids[0]
     os.kill(pid or 0, signal.SIGSTOP)
     task = asyncio.create_task(decoder.decode(video(), FramePlan()))
     await asyncio.sleep(0.05)
@@ -80,7 +80,7 @@ async def test_starting_and_decoding_at_once_share_the_workers() -> None:
 
 
 async def test_a_cancelled_decode_frees_its_worker_for_the_next(decoder: MediaDecoder) -> None:
-    pid = decoder.worker_pid
+    pid = decoder.worker_pids[0]
     os.kill(pid or 0, signal.SIGSTOP)
     task = asyncio.create_task(decoder.decode(video(), FramePlan()))
     await asyncio.sleep(0.05)
@@ -116,7 +116,7 @@ async def test_large_files_and_large_results_are_carried() -> None:
 async def test_closing_ends_decodes_in_flight() -> None:
     decoder = MediaDecoder()
     await decoder.start()
-    pid = decoder.worker_pid
+    pid = decoder.worker_pids[0]
     os.kill(pid or 0, signal.SIGSTOP)
     tasks = [asyncio.create_task(decoder.decode(video(), FramePlan())) for _ in range(2)]
     await asyncio.sleep(0.05)
@@ -137,22 +137,22 @@ async def test_closing_ends_decodes_in_flight() -> None:
     for task in tasks:
         with pytest.raises(UnavailableError, match="closed"):
             await task
-    assert decoder.worker_pid is None
+    assert decoder.worker_pids[0] is None
 
 
 async def test_a_stop_signal_to_the_group_does_not_reach_the_workers(decoder: MediaDecoder) -> None:
-    pid = decoder.worker_pid
+    pid = decoder.worker_pids[0]
     os.kill(pid or 0, signal.SIGINT)
     os.kill(pid or 0, signal.SIGTERM)
     assert len((await decoder.decode(video(), FramePlan())).frames) == 4
-    assert decoder.worker_pid == pid
+    assert decoder.worker_pids[0] == pid
 
 
 @pytest.mark.skipif(not hasattr(os, "sched_getaffinity"), reason="cores cannot be chosen here")
 async def test_workers_run_on_the_given_core() -> None:
     core = max(os.sched_getaffinity(0))
     async with MediaDecoder(cpu_core=core) as decoder:
-        pid = decoder.worker_pid
+        pid = decoder.worker_pids[0]
         assert os.sched_getaffinity(pid or 0) == {core}
 
 
@@ -169,7 +169,7 @@ async def test_nothing_is_left_behind() -> None:
         media = await decoder.decode(video(16), FramePlan())
         with pytest.raises(MediaError):
             await decoder.decode(Media(MediaKind.VIDEO, b"nonsense"), FramePlan())
-        os.kill(decoder.worker_pid or 0, signal.SIGKILL)
+        os.kill(decoder.worker_pids[0] or 0, signal.SIGKILL)
         await decoder.decode(video(16), FramePlan())
         del media
     assert resources() == before
