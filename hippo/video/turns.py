@@ -22,7 +22,7 @@ class Turns:
 
     Of several seats the last is kept for cheap items; it is given to those not known to be
     expensive, when no other seat is free. A seat that gets free goes to the client with the fewest
-    items at work, and of these to the one whose turn is the longest ago.
+    items at work, and of these to the one that waits the longest since it came or had a turn.
     """
 
     def __init__(self, num_seats: int) -> None:

@@ -38,7 +38,11 @@ from hippo.video.resizing import FrameLimits
 
 # What PyAV and Pillow import when a file needs it, and the readers of hippo.video.formats.IMAGES.
 _LATE_MODULES = (
-    *(f"av.{kind}.{part}" for kind in ("audio", "subtitles") for part in ("codeccontext", "stream")),
+    *(
+        f"av.{kind}.{part}"
+        for kind in ("audio", "subtitles")
+        for part in ("codeccontext", "stream")
+    ),
     *(f"PIL.Image{part}" for part in ("Cms", "Color", "File", "Filter", "Palette")),
     *(
         f"PIL.{reader}ImagePlugin"

@@ -12,10 +12,11 @@ import psutil
 import pytest
 
 from hippo.errors import MediaError, UnavailableError
+from hippo.models.base import DecodedMedia
 from hippo.types import FramePlan, Media, MediaKind
 from hippo.video.decoder import MediaDecoder
 from hippo.video.limits import DecodeLimits
-from tests.support.clips import video
+from tests.support.clips import image, video
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")  # where the decoder lives
 
@@ -42,8 +43,8 @@ async def test_a_worker_killed_at_work_is_replaced_and_the_item_decoded_again(
 @pytest.fixture
 def crashing_images(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Workers started now fall over at the first image."""
-    (tmp_path / "PIL").mkdir()
-    (tmp_path / "PIL" / "__init__.py").write_text("import os\nos.abort()\n")
+    crash = "import os\nimport PIL.Image\nPIL.Image.open = lambda *_, **__: os.abort()\n"
+    (tmp_path / "sitecustomize.py").write_text(crash)
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
 
 
@@ -94,6 +95,64 @@ async def test_items_wait_their_turn(decoder: MediaDecoder) -> None:
     plans = [FramePlan(max_frames=2 + 2 * (i % 3)) for i in range(6)]
     results = await asyncio.gather(*(decoder.decode(video(32), plan) for plan in plans))
     assert [len(media.frames) for media in results] == [plan.max_frames for plan in plans]
+
+
+async def with_first_at_work(decoder: MediaDecoder) -> tuple[int, asyncio.Task[DecodedMedia]]:
+    """Stops the first worker, which then has an item; returns its process id."""
+    pid = decoder.worker_pids[0] or 0
+    os.kill(pid, signal.SIGSTOP)
+    task = asyncio.create_task(decoder.decode(video(), FramePlan(), client="one"))
+    await asyncio.sleep(0.05)
+    return pid, task
+
+
+async def test_a_cheap_item_does_not_wait_for_a_long_one() -> None:
+    async with MediaDecoder() as decoder:
+        assert decoder.worker_pids[1] is None
+        pid, task = await with_first_at_work(decoder)
+        for _ in range(2):
+            assert len((await decoder.decode(image("PNG"), FramePlan())).frames) == 1
+        assert decoder.worker_pids[1] is not None
+        os.kill(pid, signal.SIGCONT)
+        assert len((await task).frames) == 4
+
+
+async def test_an_expensive_item_waits_for_a_worker_of_expensive_ones(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async with MediaDecoder() as decoder:
+        pid, first = await with_first_at_work(decoder)
+        await decoder.decode(image("PNG"), FramePlan())
+        monkeypatch.setattr("hippo.video.decoder.CHEAP_S", 0.0)
+        second = asyncio.create_task(decoder.decode(video(), FramePlan(), client="two"))
+        await asyncio.sleep(0.3)
+        monkeypatch.undo()
+        assert len((await decoder.decode(image("PNG"), FramePlan())).frames) == 1
+        assert not first.done() and not second.done()
+        os.kill(pid, signal.SIGCONT)
+        assert [len((await one).frames) for one in (first, second)] == [4, 4]
+
+
+async def test_an_item_that_is_not_cheap_after_all_is_decoded_by_another_worker(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async with MediaDecoder() as decoder:
+        pid, first = await with_first_at_work(decoder)
+        await decoder.decode(image("PNG"), FramePlan())
+        slow = decoder.worker_pids[1] or 0
+        os.kill(slow, signal.SIGSTOP)
+        monkeypatch.setattr("hippo.video.decoder._CHEAP_TIMEOUT_S", 0.1)
+        second = asyncio.create_task(decoder.decode(video(), FramePlan(), client="two"))
+        while decoder.worker_pids[1] == slow:
+            await asyncio.sleep(0.01)
+        os.kill(pid, signal.SIGCONT)
+        assert [len((await one).frames) for one in (first, second)] == [4, 4]
+
+
+async def test_one_worker_decodes_everything() -> None:
+    async with MediaDecoder(num_workers=1) as decoder:
+        assert len((await decoder.decode(image("PNG"), FramePlan())).frames) == 1
+        assert len((await decoder.decode(video(), FramePlan())).frames) == 4
 
 
 async def test_large_files_and_large_results_are_carried() -> None:
