@@ -121,6 +121,7 @@ def open_request(
         without_guesses=without_guesses,
         is_max_tokens_default=is_default,
         allow_special_tokens=bool(request.allow_special_tokens),
+        client=owner or "",
     )
 
 

@@ -329,6 +329,7 @@ class OpenRequest:
     is_max_tokens_default: bool = False  # lower max_tokens to the rest of the context if necessary
     must_not_wait: bool = False  # the target refuses the sequence if no slot is free
     allow_special_tokens: bool = False  # names of control tokens in texts become control tokens
+    client: str = ""  # clients take turns in the services' decoders; all without a name are one
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,9 +24,12 @@ _Key = tuple[ContentName | tuple[str], MediaKind, FramePlan, str]
 
 
 class Decoder(Protocol):
-    """Decodes media outside this process; results may be shared under the same ``salt`` only."""
+    """Decodes media outside this process; results may be shared under the same ``salt`` only, and
+    clients take turns."""
 
-    async def decode(self, media: Media, plan: FramePlan, *, salt: str = "") -> DecodedMedia: ...
+    async def decode(
+        self, media: Media, plan: FramePlan, *, salt: str = "", client: str = ""
+    ) -> DecodedMedia: ...
 
 
 @dataclass(slots=True, eq=False)
@@ -45,11 +48,13 @@ class MediaCache(BoundedCache[_Key, DecodedMedia]):
         self._decoder = decoder
         self._running: dict[_Key, _Decoding] = {}
 
-    async def decode(self, media: Media, plan: FramePlan, *, salt: str = "") -> DecodedMedia:
+    async def decode(
+        self, media: Media, plan: FramePlan, *, salt: str = "", client: str = ""
+    ) -> DecodedMedia:
         """Returns the item's planned frames, read-only. Raises the decoder's exceptions.
 
-        Frames decoded for another ``salt`` are not used. A decoding is cancelled when no request
-        waits for it any more.
+        Frames decoded for another ``salt`` are not used. It is the turn of the ``client`` that asks
+        first. A decoding is cancelled when no request waits for it any more.
         """
         name = (media.uuid,) if media.uuid and not media.path else await content_name(media)
         if media.kind is MediaKind.IMAGE:
@@ -59,7 +64,7 @@ class MediaCache(BoundedCache[_Key, DecodedMedia]):
             return decoded
         running = self._running.get(key)
         if running is None:
-            running = _Decoding(asyncio.create_task(self._decode(key, media, plan, salt)))
+            running = _Decoding(asyncio.create_task(self._decode(key, media, plan, salt, client)))
             self._running[key] = running
         running.num_waiting += 1
         try:
@@ -71,7 +76,9 @@ class MediaCache(BoundedCache[_Key, DecodedMedia]):
                 running.task.cancel()
             del running  # its error refers to this frame
 
-    async def _decode(self, key: _Key, media: Media, plan: FramePlan, salt: str) -> DecodedMedia:
-        decoded = await self._decoder.decode(media, plan, salt=salt)
+    async def _decode(
+        self, key: _Key, media: Media, plan: FramePlan, salt: str, client: str
+    ) -> DecodedMedia:
+        decoded = await self._decoder.decode(media, plan, salt=salt, client=client)
         self.put(key, decoded)
         return decoded

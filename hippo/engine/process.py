@@ -98,6 +98,7 @@ async def serve(
         loop.add_signal_handler(number, stopping.set)
     decoder = MediaDecoder(
         settings.decode_limits(),
+        num_workers=settings.decode_workers,
         files=LocalFiles(settings.allowed_local_media_path),
         cpu_core=settings.load_plan.core_of(0),
         shared=settings.shared_frames(),

@@ -120,7 +120,9 @@ class PromptReader:
         item = request.media[index]
         try:
             with span("decode_media", attributes={"hippo.media_kind": item.kind.value}):
-                return await self.media_cache.decode(item, plan, salt=request.cache_salt)
+                return await self.media_cache.decode(
+                    item, plan, salt=request.cache_salt, client=request.client
+                )
         except InvalidRequestError as error:
             if error.param is not None:
                 raise

@@ -12,7 +12,7 @@ from hippo.local_files import check_directories
 from hippo.models.plan import DTYPE_NAMES, QUANTIZATION_NAMES, LoadPlan
 from hippo.rpc.options import TlsFiles
 from hippo.sizes import CACHE_BYTES, GIB, IMAGE_TOKENS, MOST_AUTO_SLOTS, USED_SHARE
-from hippo.video.limits import DecodeLimits
+from hippo.video.limits import NUM_WORKERS, DecodeLimits
 from hippo.video.resizing import FrameLimits
 from hippo.video.sampling import MAX_FPS
 
@@ -128,6 +128,11 @@ class EngineSettings:
         2048,
         help="most memory for decoding one media item, and for all frames of a request, in MiB",
     )
+    decode_workers: int = setting(
+        NUM_WORKERS,
+        help="processes that decode, each an item at a time and within --decode-mib; of several, "
+        "one takes only items of about a second or less",
+    )
     reflection: bool = setting(
         False, help="describe the gRPC interface to whoever asks (for grpcurl)"
     )
@@ -147,7 +152,7 @@ class EngineSettings:
             raise SettingsError(f"--slots is {self.slots}; it must be auto or at least 1")
         if self.memory_gib is not None and not self.memory_gib > 0:
             raise SettingsError(f"--memory-gib is {self.memory_gib:g}; it must be above 0")
-        require_least(self, 1, "max_message_mib")
+        require_least(self, 1, "max_message_mib", "decode_workers")
         require_least(self, 0, "vision_cache_mb", "media_cache_mb", "drain_seconds")
         require_least(self, 1, "shared_frames_mb")
         if self.shared_frames_dir and not hasattr(os, "O_TMPFILE"):

@@ -633,6 +633,7 @@ class Open(_message.Message):
     WITHOUT_GUESSES_FIELD_NUMBER: _builtins.int
     MUST_NOT_WAIT_FIELD_NUMBER: _builtins.int
     ALLOW_SPECIAL_TOKENS_FIELD_NUMBER: _builtins.int
+    CLIENT_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
     """Names the request in logs on every side."""
     max_tokens: _builtins.int
@@ -660,6 +661,10 @@ class Open(_message.Message):
     allow_special_tokens: _builtins.bool
     """The names of control tokens in the conversation's texts become control tokens; otherwise they
     are encoded as other text is.
+    """
+    client: _builtins.str
+    """Name of the client, such as that of its API key: while others wait, a service decodes one media
+    item of a client at a time. All that name none are one client.
     """
     @_builtins.property
     def messages(self) -> _containers.RepeatedCompositeFieldContainer[Global___ChatMessage]:
@@ -714,10 +719,11 @@ class Open(_message.Message):
         without_guesses: _builtins.bool = ...,
         must_not_wait: _builtins.bool = ...,
         allow_special_tokens: _builtins.bool = ...,
+        client: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_num_top_logprobs", b"_num_top_logprobs", "frame_plan", b"frame_plan", "num_top_logprobs", b"num_top_logprobs", "pace", b"pace", "pruning", b"pruning", "sampling", b"sampling"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_num_top_logprobs", b"_num_top_logprobs", "allow_special_tokens", b"allow_special_tokens", "cache_salt", b"cache_salt", "committed_ids", b"committed_ids", "end_token_ids", b"end_token_ids", "epoch", b"epoch", "frame_plan", b"frame_plan", "is_max_tokens_default", b"is_max_tokens_default", "max_tokens", b"max_tokens", "media", b"media", "messages", b"messages", "must_not_wait", b"must_not_wait", "num_top_logprobs", b"num_top_logprobs", "pace", b"pace", "protocol_version", b"protocol_version", "pruning", b"pruning", "request_id", b"request_id", "sampling", b"sampling", "without_guesses", b"without_guesses"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_num_top_logprobs", b"_num_top_logprobs", "allow_special_tokens", b"allow_special_tokens", "cache_salt", b"cache_salt", "client", b"client", "committed_ids", b"committed_ids", "end_token_ids", b"end_token_ids", "epoch", b"epoch", "frame_plan", b"frame_plan", "is_max_tokens_default", b"is_max_tokens_default", "max_tokens", b"max_tokens", "media", b"media", "messages", b"messages", "must_not_wait", b"must_not_wait", "num_top_logprobs", b"num_top_logprobs", "pace", b"pace", "protocol_version", b"protocol_version", "pruning", b"pruning", "request_id", b"request_id", "sampling", b"sampling", "without_guesses", b"without_guesses"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__num_top_logprobs: _TypeAlias = _typing.Literal["num_top_logprobs"]  # noqa: Y015
     _WhichOneofArgType__num_top_logprobs: _TypeAlias = _typing.Literal["_num_top_logprobs", b"_num_top_logprobs"]  # noqa: Y015

@@ -7,8 +7,11 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from PIL import Image
 
+from hippo.errors import MediaError
 from hippo.types import FramePlan
+from hippo.video.cost import ExpensiveError, estimated_s
 from hippo.video.limits import DecodeLimits
 from hippo.video.resizing import FrameLimits
 
@@ -36,6 +39,27 @@ class Canvas:
     frame_limits: FrameLimits
     allocate: Allocate
     num_threads: int = 1
+    max_cost_s: float | None = None  # of the items that this worker is for; None: of any cost
+
+    def check_cost(
+        self, num_decoded: int, num_drawn: int, size: tuple[int, int], num_threads: int = 1
+    ) -> None:
+        """Refuses what cannot be done in the time allowed: decoding ``num_decoded`` frames of the
+        stored size (width, height), and drawing ``num_drawn`` of them.
+
+        Raises MediaError, and ExpensiveError if another worker is for this item.
+        """
+        width, height = size
+        seconds = estimated_s(num_decoded * width * height, num_drawn * width * height)
+        if seconds / num_threads > self.limits.timeout_s:
+            raise MediaError(
+                f"{num_decoded:,} frames of {width} x {height} pixels are to be decoded for the "
+                f"{num_drawn:,} that are looked at, which takes at least "
+                f"{seconds / num_threads:,.0f} s; {self.limits.timeout_s:g} s are allowed: ask for "
+                "fewer frames, or send a shorter or smaller one"
+            )
+        if self.max_cost_s is not None and seconds > self.max_cost_s:
+            raise ExpensiveError
 
     def allocate_frames(self, num_frames: int, size: tuple[int, int]) -> Pixels:
         """Returns memory for frames of a size (height, width); raises MediaError if too large."""
@@ -49,8 +73,6 @@ class Canvas:
         A value differs by at most 2 from that of transformers' processors, which resize with torch.
         """
         if rgb.shape != target.shape:
-            from PIL import Image
-
             height, width, _ = target.shape
             filter_ = Image.Resampling(self.frame_limits.resample)
             rgb = np.asarray(Image.fromarray(rgb).resize((width, height), filter_))

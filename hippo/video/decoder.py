@@ -1,58 +1,68 @@
-"""Decodes untrusted media in a worker process with limited time and memory."""
+"""Decodes untrusted media in worker processes with limited time and memory."""
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import dataclasses
 import fcntl
 import hashlib
 import json
+import logging
 import math
 import os
-from collections.abc import Callable
-from typing import Any, TypeVar
+from collections.abc import Awaitable, Callable
+from contextlib import AbstractAsyncContextManager
+from typing import TypeVar
 
 import torch
 
-from hippo.errors import ContextLengthError, MediaError, UnavailableError
+from hippo.errors import ContextLengthError, MediaError
 from hippo.local_files import LocalFiles
 from hippo.models.base import DecodedMedia
 from hippo.types import FramePlan, Media
-from hippo.video.limits import DecodeLimits
+from hippo.video.cost import CHEAP_S
+from hippo.video.limits import NUM_WORKERS, DecodeLimits
 from hippo.video.process import Message, WorkerDiedError, WorkerProcess, map_whole
 from hippo.video.resizing import FrameLimits
 from hippo.video.sampling import resolve_plan
+from hippo.video.seat import Seat
 from hippo.video.shared import SharedFrames
 from hippo.video.source import content_name, opened_media
+from hippo.video.turns import Turns
 
 ResultT = TypeVar("ResultT")
 
+_log = logging.getLogger(__name__)
+
 _MOST_THREADS = 16  # of one video; FFmpeg's decoders gain little from more
 _LARGE_BYTES = 4 << 20  # larger results are mapped, not copied
-_CLOSED = "the media decoder is closed"
-_NOT_STARTED = "the media decoder does not start: is hippo-serve[engine] installed whole?"
+_CHEAP_TIMEOUT_S = 10 * CHEAP_S
+"""An item that takes longer is not cheap after all: some codecs take ten times as long as the
+fastest."""
 
 
 class MediaDecoder:
-    """Decodes media in a worker process, one item after another; belongs to one event loop.
+    """Decodes media in ``num_workers`` worker processes, each one item after another; belongs to
+    one event loop.
 
-    ``start`` or the first ``decode`` starts the process, which is replaced if it crashes or exceeds
-    a limit. ``files`` may be named by path. ``cpu_core`` pins the process to a core. The decoder
-    must be closed.
+    Of several workers, the last decodes only cheap items, so that these need not wait for a long
+    one; ``start`` or the first item starts the first worker, and need the others. A worker is
+    replaced if it crashes or exceeds a limit. ``files`` may be named by path. ``cpu_core`` pins the
+    processes to a core. The decoder must be closed.
     """
 
     def __init__(
         self,
         limits: DecodeLimits | None = None,
         *,
+        num_workers: int = NUM_WORKERS,
         files: LocalFiles | None = None,
         cpu_core: int | None = None,
         shared: SharedFrames | None = None,
     ) -> None:
         self.limits = limits or DecodeLimits()
         self.frame_limits = FrameLimits()  # the served model's, once it is loaded
-        self._settings = json.dumps(
+        settings = json.dumps(
             {
                 "limits": dataclasses.asdict(self.limits),
                 "cpu_core": cpu_core,
@@ -63,25 +73,26 @@ class MediaDecoder:
         )
         self._files = files or LocalFiles(())
         self._shared = shared
-        self._turn = asyncio.Lock()
-        self._worker: WorkerProcess | None = None
-        self._working: asyncio.Future[Any] | None = None  # the thread that uses the worker
-        self._ending: set[asyncio.Task[None]] = set()
-        self._is_closed = False
+        self._turns = Turns(num_workers)
+        self._seats = [Seat(settings, self._log_confinement) for _ in range(num_workers)]
+        self._logged: list[str] | None = None
 
     @property
-    def worker_pid(self) -> int | None:
-        """Process id of the worker; None if no worker runs."""
-        return None if self._worker is None else self._worker.process.pid
+    def worker_pids(self) -> list[int | None]:
+        """Process ids of the workers; None for one that does not run."""
+        return [seat.worker_pid for seat in self._seats]
 
     async def start(self) -> None:
-        """Starts the worker and waits until it is ready; raises UnavailableError if it fails."""
-        async with self._turn:
-            await self._start()
+        """Starts a worker and waits until it is ready; raises UnavailableError if it fails."""
+        async with self._turns.turn("") as seat:
+            await self._seats[seat].start()
 
-    async def decode(self, media: Media, plan: FramePlan, *, salt: str = "") -> DecodedMedia:
+    async def decode(
+        self, media: Media, plan: FramePlan, *, salt: str = "", client: str = ""
+    ) -> DecodedMedia:
         """Returns the item's planned frames in the size that ``frame_limits`` and the plan give;
         their memory is freed with the tensor. ``shared`` frames are found under the same ``salt``.
+        While others wait, one item of a ``client`` is decoded at a time.
 
         Raises MediaError for media that cannot be read or exceed a limit, MediaPathError for a path
         that cannot be opened, InvalidRequestError for a plan out of range, ContextLengthError if
@@ -97,51 +108,35 @@ class MediaDecoder:
         }
         if not media.path:
             self._check_data(media)
+        is_expensive = False
+
+        def turn() -> AbstractAsyncContextManager[int]:
+            return self._turns.turn(client, is_expensive=is_expensive)
+
+        async def decode(seat: int) -> DecodedMedia | None:
+            nonlocal is_expensive
+            decoded = await self._decode_on(seat, media, request)
+            is_expensive = decoded is None
+            return decoded
+
         if self._shared is None:
-            async with self._turn:
-                return await self._decode_item(media, request)
+            while True:
+                async with turn() as seat:
+                    if (decoded := await decode(seat)) is not None:
+                        return decoded
         facts = await content_name(media), request, dataclasses.astuple(self.limits), salt
-        return await self._shared.decode(
-            hashlib.sha256(repr(facts).encode()).hexdigest(),
-            media.kind,
-            lambda: self._decode_item(media, request),
-            turn=self._turn,
-        )
-
-    async def _decode_item(self, media: Media, request: Message) -> DecodedMedia:
-        """Decodes in the turn, which the caller has."""
-        kind = media.kind.value
-
-        def work(worker: WorkerProcess) -> DecodedMedia:
-            with opened_media(media, self._files) as file:
-                reply, result = worker.ask(request, file)
-            if "is_out_of_memory" in reply:
-                raise WorkerDiedError(reply["error"])
-            if "is_too_long" in reply:
-                raise ContextLengthError(reply["error"], param="messages")
-            if "error" in reply:
-                raise MediaError(reply["error"])
-            return _decoded(media, reply, result)
-
-        # A crash may have an external cause, and the previous item may have used up the memory:
-        # both are retried once in a new process.
-        with contextlib.suppress(WorkerDiedError):
-            return await self._decode(work, kind)
-        try:
-            return await self._decode(work, kind)
-        except WorkerDiedError as died:
-            crash = f"the {kind} crashes its decoder; it is damaged: encode it again"
-            raise MediaError(str(died) or crash) from None
+        name = hashlib.sha256(repr(facts).encode()).hexdigest()
+        return await self._shared.decode(name, media.kind, decode, turn=turn)
 
     async def close(self) -> None:
-        """Ends the worker, even while it decodes; running decodes raise UnavailableError. Shared
+        """Ends the workers, even while they decode; running decodes raise UnavailableError. Shared
         frames are removed, because the other service may have ended or end as well."""
-        self._is_closed = True
-        self._retire()
+        for seat in self._seats:
+            seat.close()
         if self._shared is not None:
             self._shared.clear()
-        async with self._turn:
-            await asyncio.gather(*self._ending)
+        for seat in self._seats:
+            await seat.wait_ended()
 
     async def __aenter__(self) -> MediaDecoder:
         await self.start()
@@ -158,66 +153,52 @@ class MediaDecoder:
             )
         self.limits.check_bytes(len(media.data), media.kind.value)
 
-    async def _start(self) -> None:
-        if self._worker is None:
-            try:
-                await self._with_worker(WorkerProcess.wait_ready)
-            except WorkerDiedError:
-                raise UnavailableError(_NOT_STARTED) from None
+    async def _decode_on(self, seat: int, media: Media, request: Message) -> DecodedMedia | None:
+        """Returns the item's frames, or None if it is too expensive for the seat."""
+        kind, is_cheap_only = media.kind.value, self._turns.is_reserved(seat)
+        asked = {**request, "max_cost_s": CHEAP_S if is_cheap_only else None}
 
-    async def _decode(
-        self, work: Callable[[WorkerProcess], DecodedMedia], kind: str
-    ) -> DecodedMedia:
-        await self._start()
+        def work(worker: WorkerProcess) -> DecodedMedia | None:
+            with opened_media(media, self._files) as file:
+                reply, result = worker.ask(asked, file)
+            if "is_expensive" in reply:
+                return None
+            if "is_out_of_memory" in reply:
+                raise WorkerDiedError(reply["error"])
+            if "is_too_long" in reply:
+                raise ContextLengthError(reply["error"], param="messages")
+            if "error" in reply:
+                raise MediaError(reply["error"])
+            return _decoded(media, reply, result)
+
+        timeout_s = self.limits.timeout_s
+        if is_cheap_only:
+            timeout_s = min(timeout_s, _CHEAP_TIMEOUT_S)
         try:
-            return await self._with_worker(work, timeout_s=self.limits.timeout_s)
+            return await _twice(lambda: self._seats[seat].run(work, timeout_s=timeout_s))
+        except WorkerDiedError as died:
+            crash = f"the {kind} crashes its decoder; it is damaged: encode it again"
+            raise MediaError(str(died) or crash) from None
         except TimeoutError:
+            if timeout_s < self.limits.timeout_s:
+                return None
             raise MediaError(
                 f"decoding the {kind} takes longer than the {self.limits.timeout_s:g} s allowed: "
                 "ask for fewer frames, or send a shorter or smaller one"
             ) from None
 
-    async def _with_worker(
-        self, work: Callable[[WorkerProcess], ResultT], *, timeout_s: float | None = None
-    ) -> ResultT:
-        """Runs ``work`` on a thread; kills the worker after a timeout, cancellation or crash.
+    def _log_confinement(self, confined: list[str]) -> None:
+        if confined != self._logged:
+            self._logged = confined
+            _log.info("decoding with %s", ", ".join(confined) or "no help of the kernel")
 
-        Raises TimeoutError, WorkerDiedError, or UnavailableError if the decoder is closed.
-        """
-        if self._is_closed:
-            raise UnavailableError(_CLOSED)
-        worker = self._worker = self._worker or WorkerProcess(self._settings)
-        self._working = asyncio.ensure_future(asyncio.to_thread(work, worker))
-        try:
-            async with asyncio.timeout(timeout_s):
-                result: ResultT = await asyncio.shield(self._working)
-                return result
-        except WorkerDiedError:
-            self._retire()
-            if self._is_closed:
-                raise UnavailableError(_CLOSED) from None
-            raise
-        except (asyncio.CancelledError, TimeoutError):
-            self._retire()
-            raise
-        finally:
-            self._working = None  # its error refers to this frame
 
-    def _retire(self) -> None:
-        """Kills the worker, and cleans up when the thread that uses it has ended."""
-        worker, self._worker, working = self._worker, None, self._working
-        if worker is None:
-            return
-        worker.kill()
-
-        async def end() -> None:
-            if working is not None:
-                await asyncio.gather(working, return_exceptions=True)
-            await asyncio.to_thread(worker.clean_up)
-
-        task = asyncio.create_task(end())
-        self._ending.add(task)
-        task.add_done_callback(self._ending.discard)
+async def _twice(run: Callable[[], Awaitable[ResultT]]) -> ResultT:
+    """Runs again if the worker dies: a crash may have an external cause, and the item before may
+    have used up the memory. Raises WorkerDiedError the second time."""
+    with contextlib.suppress(WorkerDiedError):
+        return await run()
+    return await run()
 
 
 def _decoded(media: Media, reply: Message, result: int) -> DecodedMedia:

@@ -14,21 +14,21 @@ from typing import BinaryIO
 
 import av
 import numpy as np
+from PIL import Image
 
 from hippo.errors import MediaError
 from hippo.video.as_shown import deinterlaced, has_high_range, in_standard_range, shown_size
 from hippo.video.canvas import Canvas, Frames, Pixels
+from hippo.video.formats import CODECS, FFMPEG_OPTIONS
 from hippo.video.images import WHITE, over
 from hippo.video.limits import DecodeLimits
 from hippo.video.orientation import Orientation
 from hippo.video.resizing import fit_frames, fit_size
 from hippo.video.sampling import count_frames, sample_frames
-from hippo.video.seeking import SeekError, all_frames, seek_frames
+from hippo.video.seeking import SeekError, all_frames, num_from_keys, seek_frames
 from hippo.video.signatures import HEAD_BYTES, fault, image_kind
 from hippo.video.timeline import PresentationTimes, refusing, timeline_of_index, timeline_of_packets
 
-# Only containers that hold their media themselves; a playlist could name other files or URLs.
-_FORMATS = "mov,mp4,matroska,webm,avi,mpegts,mpeg,mpegvideo,flv,asf,ogg,gif,ivf,h264,hevc,3gp,m4v"
 _READABLE = "mp4, mov, webm, mkv, avi, mpeg-ts or gif"
 _OF_THE_VIDEO = (b"mdat", b"moov", b"moof")
 _INSTEAD = {
@@ -93,7 +93,7 @@ def _notes(timeline: PresentationTimes, num_stored: int | None) -> tuple[str, ..
 
 def _open(file: BinaryIO, limits: DecodeLimits) -> av.container.InputContainer:
     container = _opened(file)
-    if any(each.codec_context and not each.codec_context.width for each in container.streams.video):
+    if any(_is_read(each) and not each.codec_context.width for each in container.streams.video):
         # FFmpeg looks at the first five seconds for sizes; a recording may have none in them.
         container.close()
         return _opened(
@@ -112,7 +112,7 @@ def _opened(file: BinaryIO, **options: str) -> av.container.InputContainer:
         return av.open(
             file,
             "r",
-            options={"format_whitelist": _FORMATS, **options},
+            options={**FFMPEG_OPTIONS, **options},
             buffer_size=_BUFFER_SIZE,
             metadata_errors="replace",  # accepts a title in another encoding
         )
@@ -132,6 +132,7 @@ def _read(
     canvas.limits.check_rate(total, duration_s)
     aspect = stream.sample_aspect_ratio if frame_limits.as_shown else None
     width, height = shown_size(context.width, context.height, aspect)
+    canvas.limits.check_size(width, height, _FRAME)
     count = count_frames(total, duration_s, plan, frame_limits.frame_multiple)
     count = fit_frames(count, height, width, plan, frame_limits)
     seconds = timeline.seconds
@@ -141,6 +142,8 @@ def _read(
     context.thread_count = num_threads
     context.thread_type = "AUTO" if is_large else "NONE"
     wanted = [timeline.ticks[index] for index in indices]
+    num_decoded = num_from_keys(timeline, wanted) if decode is seek_frames else indices[-1] + 1
+    canvas.check_cost(num_decoded, len(set(wanted)), (context.width, context.height), num_threads)
     frames = decode(container, stream, timeline, wanted)
     pixels = _draw(frames, count, canvas, num_threads, aspect)
     return Frames(pixels, tuple(seconds[index] for index in indices), count / duration_s)
@@ -217,8 +220,6 @@ def _opaque(frame: av.VideoFrame) -> Pixels:
     has_alpha = any(part.is_alpha for part in frame.format.components)
     if not has_alpha or frame.format.name == "pal8":
         return np.asarray(frame.to_ndarray(format="rgb24", threads=1), np.uint8)
-    from PIL import Image
-
     return np.asarray(over(WHITE, Image.fromarray(frame.to_ndarray(format="rgba", threads=1))))
 
 
@@ -270,19 +271,26 @@ def _video_stream(container: av.container.InputContainer, limits: DecodeLimits) 
         found = f" (only {', '.join(kinds)})" if kinds else ""
         raise MediaError(f"the file has no video track that can be read{found}")
     context = stream.codec_context
-    if context is None:
+    if not _is_read(stream):
+        name = f"{context.codec.canonical_name}, which is not read" if context else "unknown"
         raise MediaError(
-            "the video's codec is unknown; h264, hevc, vp8, vp9, av1 and mpeg4 can be read"
+            f"the video's codec is {name}; encode it again in one of {', '.join(CODECS)}"
         )
     limits.check_size(context.width, context.height, _FRAME)
     return stream
 
 
+def _is_read(stream: av.VideoStream) -> bool:
+    """Whether the track's codec is known to FFmpeg, and one of CODECS."""
+    context = stream.codec_context
+    return context is not None and context.codec.canonical_name in CODECS
+
+
 def _rank(stream: av.VideoStream) -> tuple[bool, bool, int]:
     """Whether a track can be decoded, whether it is enabled (FFmpeg's mark of an enabled track of
     an mp4, and of the default of others), and its pixels."""
-    context = stream.codec_context
-    if context is None:
+    if not _is_read(stream):
         return False, False, 0
+    context = stream.codec_context
     is_enabled = bool(stream.disposition & av.stream.Disposition.default)
     return True, is_enabled, context.width * context.height

@@ -3,22 +3,19 @@
 from __future__ import annotations
 
 import io
-from typing import TYPE_CHECKING, BinaryIO
+from typing import BinaryIO
 
 import numpy as np
+from PIL import Image, ImageOps, UnidentifiedImageError
 
 from hippo.errors import MediaError
 from hippo.video.canvas import Canvas, Frames, Pixels
+from hippo.video.cost import ExpensiveError
+from hippo.video.formats import IMAGES
 from hippo.video.frame_list import read_frame_list
-from hippo.video.limits import DecodeLimits
 from hippo.video.resizing import fit_frames, fit_image, fit_size
 from hippo.video.sampling import spaced
 from hippo.video.signatures import HEAD_BYTES, fault, is_video
-
-if TYPE_CHECKING:
-    from PIL import Image
-
-_FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF", "AVIF")
 
 Colour = tuple[int, int, int]
 WHITE: Colour = (255, 255, 255)
@@ -27,7 +24,7 @@ WHITE: Colour = (255, 255, 255)
 def read_image(file: BinaryIO, canvas: Canvas) -> Frames:
     """Returns the image as one frame, turned by its EXIF orientation; raises MediaError."""
     file.seek(0)
-    rgb = _rgb(file, _FORMATS, canvas.limits, "the image", _colour(canvas.plan.background))
+    rgb = _rgb(file, IMAGES, canvas, "the image", _colour(canvas.plan.background))
     size = fit_image(rgb.shape[0], rgb.shape[1], canvas.plan, canvas.frame_limits)
     pixels = canvas.allocate_frames(1, size)
     canvas.draw(rgb, pixels[0])
@@ -55,7 +52,7 @@ def read_frames(file: BinaryIO, canvas: Canvas) -> Frames:
         offset, size = listed.spans[index]
         file.seek(offset)
         name = f"frame {index} of the video"
-        return _rgb(io.BytesIO(file.read(size)), ("JPEG",), limits, name)
+        return _rgb(io.BytesIO(file.read(size)), ("JPEG",), canvas, name)
 
     first = read(0)
     height, width, _ = first.shape
@@ -63,6 +60,7 @@ def read_frames(file: BinaryIO, canvas: Canvas) -> Frames:
     num_padded = num_chosen + -num_chosen % multiple
     num_frames = fit_frames(num_padded, height, width, canvas.plan, canvas.frame_limits)
     num_chosen = min(num_chosen, num_frames)
+    canvas.check_cost(num_chosen, num_chosen, (width, height))
     chosen = spaced(total, num_chosen)
     size = fit_size(num_frames, height, width, canvas.plan, canvas.frame_limits)
     pixels = canvas.allocate_frames(num_frames, size)
@@ -83,28 +81,27 @@ def read_frames(file: BinaryIO, canvas: Canvas) -> Frames:
 def _rgb(
     file: BinaryIO,
     formats: tuple[str, ...],
-    limits: DecodeLimits,
+    canvas: Canvas,
     name: str,
     background: Colour = WHITE,
 ) -> Pixels:
     """Returns the upright image ``[height, width, 3]``; a MediaError calls it ``name``."""
-    from PIL import Image, ImageOps, UnidentifiedImageError
-
     Image.MAX_IMAGE_PIXELS = None  # the operator's limit is checked below, before any decoding
     try:
         with Image.open(file, formats=formats) as image:
-            limits.check_size(image.width, image.height, name)
-            limits.check_memory(1, image.width, image.height)
+            canvas.limits.check_size(image.width, image.height, name)
+            canvas.limits.check_memory(1, image.width, image.height)
+            canvas.check_cost(1, 1, image.size)
             return _flattened(ImageOps.exif_transpose(image), background)
     except UnidentifiedImageError:
-        if formats == _FORMATS:
+        if formats == IMAGES:
             file.seek(0)
             head = file.read(HEAD_BYTES)
             if is_video(head):
                 raise MediaError("this is a video, not an image; send it as a video") from None
             raise MediaError(fault(head, "image", "a jpeg, png, webp or avif")) from None
         raise MediaError(f"{name} is not a {formats[0].lower()} image that can be read") from None
-    except (MediaError, MemoryError):
+    except (MediaError, ExpensiveError, MemoryError):
         raise
     except Exception as error:  # Pillow's readers raise errors of any type for damaged files
         reason = str(error) or type(error).__name__
@@ -122,8 +119,6 @@ def _colour(background: int) -> Colour:
 def _flattened(image: Image.Image, background: Colour) -> Pixels:
     """Returns 8-bit RGB of an image of any mode: transparent pixels over ``background``, and more
     than 8 bits scaled to 8."""
-    from PIL import Image
-
     if image.has_transparency_data:
         image = over(background, _as_rgba(image))
     elif image.mode.startswith(("I", "F")):
@@ -133,8 +128,6 @@ def _flattened(image: Image.Image, background: Colour) -> Pixels:
 
 def over(background: Colour, image: Image.Image) -> Image.Image:
     """Returns an RGBA image over a colour."""
-    from PIL import Image
-
     opaque = Image.new("RGB", image.size, background)
     opaque.paste(image, mask=image.getchannel("A"))
     return opaque
@@ -143,8 +136,6 @@ def over(background: Colour, image: Image.Image) -> Image.Image:
 def _as_rgba(image: Image.Image) -> Image.Image:
     """Converts as Image.convert, but right also for images of 16 bits whose transparency is that of
     one colour."""
-    from PIL import Image
-
     key = image.info.get("transparency")
     if image.mode.startswith("I;16"):
         rgba = Image.fromarray(_in_8_bits(image)).convert("RGBA")

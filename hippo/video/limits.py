@@ -8,6 +8,13 @@ from hippo.errors import MediaError
 
 _MIB = 1024 * 1024
 
+MAX_ASPECT_RATIO = 200
+"""Of the longer side to the shorter, as in qwen-vl-utils; of a narrower frame no family's resizing
+leaves anything."""
+
+NUM_WORKERS = 2
+"""Worker processes of a service: one for any item, and one that is kept for cheap items."""
+
 
 @dataclass(frozen=True, slots=True)
 class DecodeLimits:
@@ -58,6 +65,7 @@ class DecodeLimits:
                 f"{what} has {width} x {height} pixels; at most {self.max_pixels:,} are allowed: "
                 "scale it down"
             )
+        check_aspect(width, height, what)
 
     def check_memory(self, num_frames: int, width: int, height: int) -> None:
         """Refuses frames that do not fit into the memory allowed."""
@@ -102,3 +110,12 @@ class DecodeLimits:
                 f"the video has {num_frames / duration_s:,.0f} frames a second; at most "
                 f"{self.max_stored_fps:g} are allowed: encode it at a lower rate"
             )
+
+
+def check_aspect(width: int, height: int, what: str) -> None:
+    """Refuses a frame or image (``what``) that is too narrow."""
+    if max(width, height) > MAX_ASPECT_RATIO * min(width, height):
+        raise MediaError(
+            f"{what} has {width} x {height} pixels; one side may be at most {MAX_ASPECT_RATIO} "
+            "times the other"
+        )

@@ -39,18 +39,17 @@ class WorkerProcess:
                 stdout=subprocess.DEVNULL,
                 pass_fds=[theirs.fileno()],
                 process_group=0,  # a terminal's Ctrl-C is for the parent
-                env={
-                    **importing_environment(),
-                    "OPENBLAS_NUM_THREADS": "1",
-                    "OMP_NUM_THREADS": "1",
-                },
+                env=_environment(),
             )
 
-    def wait_ready(self) -> None:
-        """Waits for the start of the process; raises WorkerDiedError if it fails."""
+    def wait_ready(self) -> list[str]:
+        """Waits for the start of the process, and returns what confines it (see
+        hippo.video.confinement). Raises WorkerDiedError if it fails."""
         self._channel.settimeout(_START_TIMEOUT_S)
-        self._receive()
+        reply, _ = self._receive()
         self._channel.settimeout(None)
+        confined: list[str] = reply["confined"]
+        return confined
 
     def ask(self, request: Message, file: int) -> tuple[Message, int]:
         """Returns the reply to a request about the media in ``file`` (a descriptor), and the
@@ -78,6 +77,17 @@ class WorkerProcess:
             if received := receive_message(self._channel):
                 return received
         raise WorkerDiedError
+
+
+def _environment() -> dict[str, str]:
+    """Returns what the interpreter needs of this process's environment, and no more: the rest may
+    have secrets."""
+    needed = {
+        name: value
+        for name, value in importing_environment().items()
+        if name.startswith("PYTHON") or name == "LD_LIBRARY_PATH"
+    }
+    return {**needed, "OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
 
 
 def shared_file(size: int) -> int:

@@ -9,10 +9,10 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from hippo.errors import ContextLengthError, MediaError
+from hippo.errors import ContextLengthError
 from hippo.types import FramePlan
+from hippo.video.limits import check_aspect
 
-_MAX_ASPECT_RATIO = 200  # of qwen-vl-utils
 _LEAST_RANGE = 1.05  # qwen-vl-utils: a share is at least the least size times this
 
 
@@ -102,11 +102,7 @@ def smart_resize(
 ) -> tuple[int, int]:
     """Returns the size nearest to the stored one, in its aspect ratio, whose sides are multiples of
     ``side`` and whose pixels are within the limits, as qwen-vl-utils' function of this name."""
-    if max(height, width) / min(height, width) > _MAX_ASPECT_RATIO:
-        raise MediaError(
-            f"{width} x {height} pixels: this model takes an aspect ratio of at most "
-            f"{_MAX_ASPECT_RATIO}"
-        )
+    check_aspect(width, height, "a frame or image")
     rows, columns = round(height / side) * side, round(width / side) * side
     if rows * columns > max_pixels:
         ratio = math.sqrt(height * width / max_pixels)

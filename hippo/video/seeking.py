@@ -100,6 +100,15 @@ def all_frames(
     yield from _on_screen(frames if timeline.is_stored else _numbered(frames), wanted)
 
 
+def num_from_keys(timeline: PresentationTimes, wanted: Sequence[int]) -> int:
+    """Returns how many frames ``seek_frames`` reads from the key frames on; raises SeekError."""
+    ticks = timeline.ticks
+    return sum(
+        bisect.bisect_right(ticks, run.wanted[-1]) - bisect.bisect_left(ticks, run.key)
+        for run in _runs(wanted, timeline)
+    )
+
+
 def _runs(wanted: Sequence[int], timeline: PresentationTimes) -> list[_Run]:
     runs: list[_Run] = []
     for tick in wanted:

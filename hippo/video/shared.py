@@ -17,6 +17,7 @@ import math
 import os
 import time
 from collections.abc import Awaitable, Callable, Iterator
+from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 
 import torch
@@ -45,29 +46,35 @@ class SharedFrames:
         self,
         key: str,
         kind: MediaKind,
-        decode: Callable[[], Awaitable[DecodedMedia]],
+        decode: Callable[[int], Awaitable[DecodedMedia | None]],
         *,
-        turn: asyncio.Lock,
+        turn: Callable[[], AbstractAsyncContextManager[int]],
     ) -> DecodedMedia:
         """Returns the frames of ``key`` (hexadecimal), which ``decode`` makes if no process has
         made them, or if the folder is lost; raises what ``decode`` raises.
 
-        ``decode`` runs in this process's ``turn``, and the key is locked only then: no process
-        waits for another one whose decoder is at work on something else.
+        ``decode`` runs in a ``turn`` of this process, whose number it gets, and again in another
+        one after None. The key is locked only then: no process waits for another one whose decoder
+        is at work on something else.
         """
         if found := await asyncio.to_thread(self._read, key, kind):
             return found
         with self._lock_file(key) as lock:
             is_waited_for = True  # the process that has the lock
             while True:
-                async with turn:
+                async with turn() as place:
                     if found := await asyncio.to_thread(self._read, key, kind):
                         return found
                     if lock is not None and _take(lock):
-                        decoded = await _decode_beating(lock, decode)
-                        break
+                        decoded = await _decode_beating(lock, lambda: decode(place))
+                        if decoded is not None:
+                            break
+                        fcntl.flock(lock, fcntl.LOCK_UN)
+                        continue
                     if lock is None or not is_waited_for:
-                        return await decode()
+                        if (decoded := await decode(place)) is not None:
+                            return decoded
+                        continue
                 is_waited_for = await _wait_untaken(lock)
             await asyncio.to_thread(self._write, key, decoded)
         # One copy for all processes.
@@ -180,7 +187,9 @@ async def _wait_untaken(lock: int) -> bool:
     return True
 
 
-async def _decode_beating(lock: int, decode: Callable[[], Awaitable[DecodedMedia]]) -> DecodedMedia:
+async def _decode_beating(
+    lock: int, decode: Callable[[], Awaitable[DecodedMedia | None]]
+) -> DecodedMedia | None:
     """Decodes, and marks the lock file as long as this process runs."""
 
     async def beat() -> None:

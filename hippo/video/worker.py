@@ -4,17 +4,18 @@
     worker -> parent   the frames' shape and times, and a file with their pixels (RGB); or an error
 
 Both files are anonymous shared memory: pixels are written once, and no file remains if one of the
-processes dies. The process imports neither torch nor a model.
+processes dies. The process imports neither torch nor a model, and is confined
+(hippo.video.confinement) once it has imported what it needs.
 """
 
 from __future__ import annotations
 
 import contextlib
 import errno
+import importlib
 import json
 import math
 import os
-import resource
 import signal
 import socket
 import sys
@@ -26,12 +27,28 @@ from hippo.errors import ContextLengthError, MediaError
 from hippo.heap import trim_heap
 from hippo.types import FramePlan
 from hippo.video.canvas import Canvas, Frames, Pixels
+from hippo.video.confinement import confine
+from hippo.video.cost import ExpensiveError
 from hippo.video.frame_list import MAGIC
 from hippo.video.frames import read_video
 from hippo.video.images import read_frames, read_image
 from hippo.video.limits import DecodeLimits
 from hippo.video.process import Message, map_whole, receive_message, send_message, shared_file
 from hippo.video.resizing import FrameLimits
+
+# What PyAV and Pillow import when a file needs it, and the readers of hippo.video.formats.IMAGES.
+_LATE_MODULES = (
+    *(
+        f"av.{kind}.{part}"
+        for kind in ("audio", "subtitles")
+        for part in ("codeccontext", "stream")
+    ),
+    *(f"PIL.Image{part}" for part in ("Cms", "Color", "File", "Filter", "Palette")),
+    *(
+        f"PIL.{reader}ImagePlugin"
+        for reader in ("Avif", "Bmp", "Gif", "Jpeg", "Mpo", "Png", "Ppm", "Tiff", "WebP")
+    ),
+)
 
 
 class Result:
@@ -66,6 +83,7 @@ def decode(
         FrameLimits(**request["frame_limits"]),
         result.allocate,
         num_threads,
+        request["max_cost_s"],
     )
     with open(media, "rb", buffering=0, closefd=False) as file:
         file.seek(0)
@@ -88,6 +106,8 @@ def reply_to(
         frames = decode(request, media, limits, num_threads, result)
     except MediaError as error:
         return {"error": error.message}
+    except ExpensiveError:
+        return {"is_expensive": True}
     except ContextLengthError as error:
         return {"error": error.message, "is_too_long": True}
     except Exception as error:
@@ -112,14 +132,10 @@ def reply_to(
     }
 
 
-def limit_memory(num_bytes: int) -> None:
-    """Limits the address space to its current size plus ``num_bytes``."""
-    try:
-        with open("/proc/self/statm") as file:
-            in_use = int(file.read().split()[0]) * resource.getpagesize()
-    except OSError:
-        return  # not Linux: only the time is limited
-    resource.setrlimit(resource.RLIMIT_AS, (in_use + num_bytes, in_use + num_bytes))
+def import_late_modules() -> None:
+    """Imports what would be imported later, when no file can be opened any more."""
+    for name in _LATE_MODULES:
+        importlib.import_module(name)
 
 
 def main() -> None:
@@ -132,8 +148,8 @@ def main() -> None:
     if settings["cpu_core"] is not None and hasattr(os, "sched_setaffinity"):
         os.sched_setaffinity(0, {settings["cpu_core"]})
     limits = DecodeLimits(**settings["limits"])
-    limit_memory(limits.max_memory_bytes)
-    reply: Message = {}
+    import_late_modules()
+    reply: Message = {"confined": confine(limits.max_memory_bytes)}
     with channel, contextlib.suppress(ConnectionError):
         send_message(channel, reply)  # ready
         while "is_out_of_memory" not in reply and (received := receive_message(channel)):

@@ -88,6 +88,7 @@ REQUEST = OpenRequest(
     is_max_tokens_default=True,
     must_not_wait=True,
     allow_special_tokens=True,
+    client="alice",
 )
 
 

@@ -17,6 +17,7 @@ from typing import Any
 
 from hippo.types import FramePlan, MediaKind
 from hippo.video import worker
+from hippo.video.confinement import confine
 from hippo.video.limits import DecodeLimits
 from hippo.video.process import shared_file
 from hippo.video.resizing import FrameLimits
@@ -63,6 +64,7 @@ def decode_once(kind: MediaKind, data: bytes, limits: DecodeLimits) -> dict[str,
             "kind": kind.value,
             "plan": dataclasses.asdict(resolve_plan(PLAN, limits, FRAME_LIMITS, kind)),
             "frame_limits": dataclasses.asdict(FRAME_LIMITS),
+            "max_cost_s": None,
         }
         reply = worker.reply_to(request, descriptor, limits, 1, result)
         if "shape" in reply:
@@ -84,7 +86,8 @@ def main() -> None:
     seed, start, end = (int(text) for text in sys.argv[1:4])
     seeds = read_corpus(Path(sys.argv[4]))
     limits = DecodeLimits(**json.loads(sys.argv[5]))
-    worker.limit_memory(limits.max_memory_bytes)
+    worker.import_late_modules()
+    confine(limits.max_memory_bytes)
     for number in range(start, end):
         kind, data = make_input(seeds, seed, number)
         reply = decode_once(kind, data, limits)

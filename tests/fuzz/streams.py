@@ -47,7 +47,9 @@ _PACE = Pace(StepLimits(0, 4, 0), StepLimits(0, 4, 0), max_ahead=8, block_size=2
 class _LimitedDecoder(ToyDecoder):
     """The toy's, with limits as the real one has."""
 
-    async def decode(self, media: Media, plan: FramePlan, *, salt: str = "") -> DecodedMedia:
+    async def decode(
+        self, media: Media, plan: FramePlan, *, salt: str = "", client: str = ""
+    ) -> DecodedMedia:
         count = media.data.partition(b":")[2]
         if not count.isdigit() or len(count) > 9 or not 0 < int(count) <= _MOST_FRAMES:
             raise MediaError("not a toy video")

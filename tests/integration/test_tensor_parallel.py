@@ -51,7 +51,9 @@ class Models(NamedTuple):
 class NoiseDecoder:
     """Frames of seeded noise instead of a decoded file."""
 
-    async def decode(self, media: Media, plan: FramePlan, *, salt: str = "") -> DecodedMedia:
+    async def decode(
+        self, media: Media, plan: FramePlan, *, salt: str = "", client: str = ""
+    ) -> DecodedMedia:
         return dataclasses.replace(clip(num_frames=4, seed=len(media.data)), kind=media.kind)
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import base64
 import logging
 import socket
@@ -17,16 +16,14 @@ from typing import Any
 
 import httpx
 import pytest
-import uvicorn
 
-from gateway.app import create_app
 from gateway.config import GatewaySettings
-from gateway.server import _bind
 from hippo.config import SettingsError
 from hippo.engine.service import EngineService
 from hippo.logs import _TextFormatter
 from hippo.rpc.client import DRAFT_METHOD, VERIFY_METHOD
 from hippo.tracing import NO_SPAN, current_span, span, start_tracing, stop_tracing
+from tests.support.gateways import serving_gateway
 from tests.support.otlp import ReceivedSpan, Receiver, otlp_receiver
 from tests.support.services import serving_draft, serving_target, until, with_tokenizer
 from tests.support.toy_model import ToyModel
@@ -115,20 +112,9 @@ async def serving(
         settings = GatewaySettings(
             target=(target_client.address,), draft=(draft_client.address,), calibration_share=0
         )
-        config = uvicorn.Config(
-            create_app(settings, asyncio.Event()), log_config=None, access_log=False, http="h11"
-        )
-        server, listener = uvicorn.Server(config), _bind("127.0.0.1", 0)
-        running = asyncio.create_task(server.serve(sockets=[listener]))
-        url = f"http://127.0.0.1:{listener.getsockname()[1]}"
-        async with httpx.AsyncClient(base_url=url, trust_env=False, verify=False) as http:
-            while not server.started or (await http.get("/ready")).json().get("draft") != "ready":
-                await asyncio.sleep(0.01)
+        async with serving_gateway(settings) as http:
             receiver.spans.clear()
             yield Served(http, service, receiver)
-        server.should_exit = True
-        await running
-        listener.close()
 
 
 async def test_a_request_is_one_trace_through_gateway_draft_and_target(

@@ -59,8 +59,8 @@ def image(kind: str, *, width: int = 40, height: int = 20, **options: Any) -> Me
 
 async def refusal(decoder: MediaDecoder, media: Media, plan: FramePlan | None = None) -> str:
     """The message of the MediaError; nothing dies of it."""
-    pid = decoder.worker_pid
+    pid = decoder.worker_pids[0]
     with pytest.raises(MediaError) as caught:
         await decoder.decode(media, plan or FramePlan())
-    assert decoder.worker_pid == pid
+    assert decoder.worker_pids[0] == pid
     return caught.value.message

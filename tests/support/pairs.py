@@ -17,7 +17,9 @@ from hippo.types import FramePlan, Media, MediaKind
 class NoiseDecoder:
     """Frames of noise by the data instead of a decoded file; of a video as many as it has bytes."""
 
-    async def decode(self, media: Media, plan: FramePlan, *, salt: str = "") -> DecodedMedia:
+    async def decode(
+        self, media: Media, plan: FramePlan, *, salt: str = "", client: str = ""
+    ) -> DecodedMedia:
         generator = torch.Generator().manual_seed(zlib.crc32(media.data))
         shape = (len(media.data) if media.kind is MediaKind.VIDEO else 1, 84, 112, 3)
         frames = torch.randint(0, 256, shape, generator=generator, dtype=torch.uint8)

@@ -294,7 +294,9 @@ def _rows_of(prompt: Prompt, kept: torch.Tensor | None) -> list[tuple[int, bytes
 class ToyDecoder:
     """Reads b"toy:N" as N frames."""
 
-    async def decode(self, media: Media, plan: FramePlan, *, salt: str = "") -> DecodedMedia:
+    async def decode(
+        self, media: Media, plan: FramePlan, *, salt: str = "", client: str = ""
+    ) -> DecodedMedia:
         data = Path(media.path).read_bytes() if media.path else media.data
         prefix, _, count = data.partition(b":")
         if prefix != b"toy" or not count.isdigit():

@@ -185,7 +185,7 @@ def test_an_operators_limits_replace_the_models() -> None:
 
 
 def test_a_narrow_frame_is_refused() -> None:
-    with pytest.raises(MediaError, match="an aspect ratio of at most 200"):
+    with pytest.raises(MediaError, match="one side may be at most 200 times the other"):
         smart_resize(10, 2001, 28, 0, 10**6)
 
 

@@ -155,7 +155,7 @@ REFUSED: dict[str, tuple[Build, str]] = {
     ),
     "an mp4 of an unknown codec": (
         lambda: encode("mp4", "libx264").replace(b"avc1", b"zzz1").replace(b"avcC", b"zzzC"),
-        "the video's codec is unknown; h264,",
+        "the video's codec is unknown; encode it again in one of h264,",
     ),
     "an avi that says it is huge": (
         lambda: patched(encode("avi", "rawvideo"), b"strf", 12, b"\xff\xff\0\0\xff\xff\0\0"),

@@ -17,6 +17,7 @@ from hippo.models.base import DecodedMedia
 from hippo.types import FramePlan, MediaKind
 from hippo.video.decoder import MediaDecoder
 from hippo.video.shared import SharedFrames
+from hippo.video.turns import Turns
 from tests.support.clips import numbers, video
 
 KEY = "00" * 32
@@ -27,24 +28,25 @@ def frames(level: int, num_bytes: int = 3000) -> DecodedMedia:
     return DecodedMedia(MediaKind.VIDEO, pixels, (0.0,), 2.0, is_resized=True)
 
 
-def giving(media: DecodedMedia) -> Callable[[], Awaitable[DecodedMedia]]:
-    async def decode() -> DecodedMedia:
+Decode = Callable[[int], Awaitable[DecodedMedia | None]]
+
+
+def giving(media: DecodedMedia) -> Decode:
+    async def decode(_: int) -> DecodedMedia:
         return media
 
     return decode
 
 
-async def refusing() -> DecodedMedia:
+async def refusing(_: int) -> DecodedMedia:
     raise AssertionError
 
 
 async def decoded(
-    shared: SharedFrames,
-    key: str,
-    decode: Callable[[], Awaitable[DecodedMedia]],
-    turn: asyncio.Lock | None = None,
+    shared: SharedFrames, key: str, decode: Decode, turns: Turns | None = None
 ) -> DecodedMedia:
-    return await shared.decode(key, MediaKind.VIDEO, decode, turn=turn or asyncio.Lock())
+    turns = turns or Turns(1)
+    return await shared.decode(key, MediaKind.VIDEO, decode, turn=lambda: turns.turn(""))
 
 
 async def test_two_services_decode_once(tmp_path: Path) -> None:
@@ -80,7 +82,7 @@ async def test_files_are_bounded_and_the_least_recently_used_goes(tmp_path: Path
 
 
 async def test_an_error_frees_the_lock(tmp_path: Path) -> None:
-    async def fail() -> DecodedMedia:
+    async def fail(_: int) -> DecodedMedia:
         raise MediaError("damaged")
 
     shared = SharedFrames(tmp_path, 1 << 20)
@@ -108,9 +110,9 @@ async def test_a_process_that_hangs_is_not_waited_for(tmp_path: Path) -> None:
 
 async def test_a_process_that_waits_for_its_own_decoder_is_not_waited_for(tmp_path: Path) -> None:
     draft, target = SharedFrames(tmp_path, 1 << 20), SharedFrames(tmp_path, 1 << 20)
-    turn = asyncio.Lock()
-    async with turn:  # the draft's decoder is at work on something else
-        waiting = asyncio.create_task(decoded(draft, KEY, refusing, turn))
+    turns = Turns(1)
+    async with turns.turn(""):  # the draft's decoder is at work on something else
+        waiting = asyncio.create_task(decoded(draft, KEY, refusing, turns))
         while not list(tmp_path.glob("*.lock")):
             await asyncio.sleep(0.001)
         await decoded(target, KEY, giving(frames(3)))
@@ -121,20 +123,33 @@ async def test_a_process_that_waits_for_its_own_decoder_is_not_waited_for(tmp_pa
 
 async def test_a_decoder_that_waits_for_another_process_is_free(tmp_path: Path) -> None:
     draft, target = SharedFrames(tmp_path, 1 << 20), SharedFrames(tmp_path, 1 << 20)
-    turn, begun, going_on = asyncio.Lock(), asyncio.Event(), asyncio.Event()
+    turns, begun, going_on = Turns(1), asyncio.Event(), asyncio.Event()
 
-    async def slow() -> DecodedMedia:
+    async def slow(_: int) -> DecodedMedia:
         begun.set()
         await going_on.wait()
         return frames(3)
 
     first = asyncio.create_task(decoded(draft, KEY, slow))
     await begun.wait()  # it has the lock
-    second = asyncio.create_task(decoded(target, KEY, refusing, turn))
-    await decoded(target, "11" * 32, giving(frames(1)), turn)
+    second = asyncio.create_task(decoded(target, KEY, refusing, turns))
+    await decoded(target, "11" * 32, giving(frames(1)), turns)
     assert not second.done()
     going_on.set()
     assert [int(one.frames.max()) for one in await asyncio.gather(first, second)] == [3, 3]
+
+
+async def test_what_is_too_expensive_for_one_turn_is_decoded_in_another(tmp_path: Path) -> None:
+    turns, seats = Turns(2), list[int]()
+
+    async def decode(seat: int) -> DecodedMedia | None:
+        seats.append(seat)
+        return frames(4) if len(seats) == 2 else None
+
+    shared = SharedFrames(tmp_path, 1 << 20)
+    found = await decoded(shared, KEY, decode, turns)
+    assert (int(found.frames.max()), seats) == (4, [0, 0])
+    assert int((await decoded(shared, KEY, refusing)).frames.max()) == 4
 
 
 async def test_a_full_disk_only_ends_the_sharing(

@@ -12,26 +12,27 @@ import psutil
 import pytest
 
 from hippo.errors import MediaError, UnavailableError
+from hippo.models.base import DecodedMedia
 from hippo.types import FramePlan, Media, MediaKind
 from hippo.video.decoder import MediaDecoder
 from hippo.video.limits import DecodeLimits
-from tests.support.clips import video
+from tests.support.clips import image, video
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")  # where the decoder lives
 
 
 async def test_a_worker_killed_between_two_items_is_replaced(decoder: MediaDecoder) -> None:
-    pid = decoder.worker_pid
+    pid = decoder.worker_pids[0]
     os.kill(pid or 0, signal.SIGKILL)
     media = await decoder.decode(video(), FramePlan())
     assert len(media.frames) == 4
-    assert decoder.worker_pid != pid
+    assert decoder.worker_pids[0] != pid
 
 
 async def test_a_worker_killed_at_work_is_replaced_and_the_item_decoded_again(
     decoder: MediaDecoder,
 ) -> None:
-    pid = decoder.worker_pid
+    pid = decoder.worker_pids[0]
     os.kill(pid or 0, signal.SIGSTOP)
     task = asyncio.create_task(decoder.decode(video(), FramePlan()))
     await asyncio.sleep(0.05)
@@ -42,8 +43,8 @@ async def test_a_worker_killed_at_work_is_replaced_and_the_item_decoded_again(
 @pytest.fixture
 def crashing_images(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Workers started now fall over at the first image."""
-    (tmp_path / "PIL").mkdir()
-    (tmp_path / "PIL" / "__init__.py").write_text("import os\nos.abort()\n")
+    crash = "import os\nimport PIL.Image\nPIL.Image.open = lambda *_, **__: os.abort()\n"
+    (tmp_path / "sitecustomize.py").write_text(crash)
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
 
 
@@ -80,7 +81,7 @@ async def test_starting_and_decoding_at_once_share_the_workers() -> None:
 
 
 async def test_a_cancelled_decode_frees_its_worker_for_the_next(decoder: MediaDecoder) -> None:
-    pid = decoder.worker_pid
+    pid = decoder.worker_pids[0]
     os.kill(pid or 0, signal.SIGSTOP)
     task = asyncio.create_task(decoder.decode(video(), FramePlan()))
     await asyncio.sleep(0.05)
@@ -94,6 +95,64 @@ async def test_items_wait_their_turn(decoder: MediaDecoder) -> None:
     plans = [FramePlan(max_frames=2 + 2 * (i % 3)) for i in range(6)]
     results = await asyncio.gather(*(decoder.decode(video(32), plan) for plan in plans))
     assert [len(media.frames) for media in results] == [plan.max_frames for plan in plans]
+
+
+async def with_first_at_work(decoder: MediaDecoder) -> tuple[int, asyncio.Task[DecodedMedia]]:
+    """Stops the first worker, which then has an item; returns its process id."""
+    pid = decoder.worker_pids[0] or 0
+    os.kill(pid, signal.SIGSTOP)
+    task = asyncio.create_task(decoder.decode(video(), FramePlan(), client="one"))
+    await asyncio.sleep(0.05)
+    return pid, task
+
+
+async def test_a_cheap_item_does_not_wait_for_a_long_one() -> None:
+    async with MediaDecoder() as decoder:
+        assert decoder.worker_pids[1] is None
+        pid, task = await with_first_at_work(decoder)
+        for _ in range(2):
+            assert len((await decoder.decode(image("PNG"), FramePlan())).frames) == 1
+        assert decoder.worker_pids[1] is not None
+        os.kill(pid, signal.SIGCONT)
+        assert len((await task).frames) == 4
+
+
+async def test_an_expensive_item_waits_for_a_worker_of_expensive_ones(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async with MediaDecoder() as decoder:
+        pid, first = await with_first_at_work(decoder)
+        await decoder.decode(image("PNG"), FramePlan())
+        monkeypatch.setattr("hippo.video.decoder.CHEAP_S", 0.0)
+        second = asyncio.create_task(decoder.decode(video(), FramePlan(), client="two"))
+        await asyncio.sleep(0.3)
+        monkeypatch.undo()
+        assert len((await decoder.decode(image("PNG"), FramePlan())).frames) == 1
+        assert not first.done() and not second.done()
+        os.kill(pid, signal.SIGCONT)
+        assert [len((await one).frames) for one in (first, second)] == [4, 4]
+
+
+async def test_an_item_that_is_not_cheap_after_all_is_decoded_by_another_worker(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async with MediaDecoder() as decoder:
+        pid, first = await with_first_at_work(decoder)
+        await decoder.decode(image("PNG"), FramePlan())
+        slow = decoder.worker_pids[1] or 0
+        os.kill(slow, signal.SIGSTOP)
+        monkeypatch.setattr("hippo.video.decoder._CHEAP_TIMEOUT_S", 0.1)
+        second = asyncio.create_task(decoder.decode(video(), FramePlan(), client="two"))
+        while decoder.worker_pids[1] == slow:
+            await asyncio.sleep(0.01)
+        os.kill(pid, signal.SIGCONT)
+        assert [len((await one).frames) for one in (first, second)] == [4, 4]
+
+
+async def test_one_worker_decodes_everything() -> None:
+    async with MediaDecoder(num_workers=1) as decoder:
+        assert len((await decoder.decode(image("PNG"), FramePlan())).frames) == 1
+        assert len((await decoder.decode(video(), FramePlan())).frames) == 4
 
 
 async def test_large_files_and_large_results_are_carried() -> None:
@@ -116,7 +175,7 @@ async def test_large_files_and_large_results_are_carried() -> None:
 async def test_closing_ends_decodes_in_flight() -> None:
     decoder = MediaDecoder()
     await decoder.start()
-    pid = decoder.worker_pid
+    pid = decoder.worker_pids[0]
     os.kill(pid or 0, signal.SIGSTOP)
     tasks = [asyncio.create_task(decoder.decode(video(), FramePlan())) for _ in range(2)]
     await asyncio.sleep(0.05)
@@ -137,22 +196,22 @@ async def test_closing_ends_decodes_in_flight() -> None:
     for task in tasks:
         with pytest.raises(UnavailableError, match="closed"):
             await task
-    assert decoder.worker_pid is None
+    assert decoder.worker_pids[0] is None
 
 
 async def test_a_stop_signal_to_the_group_does_not_reach_the_workers(decoder: MediaDecoder) -> None:
-    pid = decoder.worker_pid
+    pid = decoder.worker_pids[0]
     os.kill(pid or 0, signal.SIGINT)
     os.kill(pid or 0, signal.SIGTERM)
     assert len((await decoder.decode(video(), FramePlan())).frames) == 4
-    assert decoder.worker_pid == pid
+    assert decoder.worker_pids[0] == pid
 
 
 @pytest.mark.skipif(not hasattr(os, "sched_getaffinity"), reason="cores cannot be chosen here")
 async def test_workers_run_on_the_given_core() -> None:
     core = max(os.sched_getaffinity(0))
     async with MediaDecoder(cpu_core=core) as decoder:
-        pid = decoder.worker_pid
+        pid = decoder.worker_pids[0]
         assert os.sched_getaffinity(pid or 0) == {core}
 
 
@@ -169,7 +228,7 @@ async def test_nothing_is_left_behind() -> None:
         media = await decoder.decode(video(16), FramePlan())
         with pytest.raises(MediaError):
             await decoder.decode(Media(MediaKind.VIDEO, b"nonsense"), FramePlan())
-        os.kill(decoder.worker_pid or 0, signal.SIGKILL)
+        os.kill(decoder.worker_pids[0] or 0, signal.SIGKILL)
         await decoder.decode(video(16), FramePlan())
         del media
     assert resources() == before

@@ -28,7 +28,9 @@ class SlowDecoder:
         if is_open:
             self.open.set()
 
-    async def decode(self, media: Media, plan: FramePlan, *, salt: str = "") -> DecodedMedia:
+    async def decode(
+        self, media: Media, plan: FramePlan, *, salt: str = "", client: str = ""
+    ) -> DecodedMedia:
         self.started.append(media.data)
         try:
             await self.open.wait()

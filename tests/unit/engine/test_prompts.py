@@ -38,7 +38,9 @@ class OneWorker:
         self.num_wanted = 0  # items that wait or are at work
         self._lock = asyncio.Lock()
 
-    async def decode(self, media: Media, plan: FramePlan, *, salt: str = "") -> DecodedMedia:
+    async def decode(
+        self, media: Media, plan: FramePlan, *, salt: str = "", client: str = ""
+    ) -> DecodedMedia:
         self.num_wanted += 1
         try:
             async with self._lock:
@@ -114,7 +116,9 @@ class Planned(ToyDecoder):
     def __init__(self) -> None:
         self.plans: dict[bytes, FramePlan] = {}
 
-    async def decode(self, media: Media, plan: FramePlan, *, salt: str = "") -> DecodedMedia:
+    async def decode(
+        self, media: Media, plan: FramePlan, *, salt: str = "", client: str = ""
+    ) -> DecodedMedia:
         self.plans[media.data] = plan
         return await super().decode(media, plan)
 
