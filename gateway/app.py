@@ -22,6 +22,7 @@ from gateway.openapi import describe_api
 from gateway.routes import chat, models, page, status, tokenize, videos
 from gateway.state import GatewayState
 from gateway.uploads import Uploads
+from hippo.grammars.trials import GrammarTrials
 from hippo.tasks import cancel_all
 from hippo.version import distribution_version
 
@@ -51,11 +52,13 @@ def create_app(settings: GatewaySettings, patience_is_over: asyncio.Event) -> Fa
         backends = Backends(settings)
         uploads = Uploads(settings)
         media = MediaReader(settings, uploads)
+        trials = GrammarTrials()
         app.state.gateway = GatewayState(
             settings=settings,
             backends=backends,
             media=media,
             uploads=uploads,
+            trials=trials,
             metrics=metrics,
             patience_is_over=patience_is_over,
         )
@@ -66,6 +69,7 @@ def create_app(settings: GatewaySettings, patience_is_over: asyncio.Event) -> Fa
         finally:
             await cancel_all([expiring])
             uploads.close()
+            await asyncio.to_thread(trials.close)
             await backends.close()
             await media.close()
 

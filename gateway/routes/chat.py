@@ -127,7 +127,7 @@ class ChatResponse(Response):
             pruning=plan.pruning if plan.wants_draft and settings.draft else _NO_PRUNING,
             info=info,
             settings=settings,
-            grammar=await structured.checked_grammar(body),
+            grammar=await structured.checked_grammar(body, state.trials),
             without_guesses=not plan.guesses,
         )
         media = await self._read_media(info)

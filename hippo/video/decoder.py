@@ -20,11 +20,11 @@ from hippo.local_files import LocalFiles
 from hippo.models.base import DecodedMedia
 from hippo.types import FramePlan, Media
 from hippo.video.limits import DecodeLimits
-from hippo.video.process import Message, WorkerDiedError, WorkerProcess, map_whole
 from hippo.video.resizing import FrameLimits
 from hippo.video.sampling import resolve_plan
 from hippo.video.shared import SharedFrames
 from hippo.video.source import content_name, opened_media
+from hippo.worker_process import Message, WorkerDiedError, WorkerProcess, map_whole
 
 ResultT = TypeVar("ResultT")
 
@@ -186,7 +186,7 @@ class MediaDecoder:
         """
         if self._is_closed:
             raise UnavailableError(_CLOSED)
-        worker = self._worker = self._worker or WorkerProcess(self._settings)
+        worker = self._worker = self._worker or WorkerProcess("hippo.video.worker", self._settings)
         self._working = asyncio.ensure_future(asyncio.to_thread(work, worker))
         try:
             async with asyncio.timeout(timeout_s):

@@ -14,7 +14,6 @@ import errno
 import json
 import math
 import os
-import resource
 import signal
 import socket
 import sys
@@ -30,8 +29,15 @@ from hippo.video.frame_list import MAGIC
 from hippo.video.frames import read_video
 from hippo.video.images import read_frames, read_image
 from hippo.video.limits import DecodeLimits
-from hippo.video.process import Message, map_whole, receive_message, send_message, shared_file
 from hippo.video.resizing import FrameLimits
+from hippo.worker_process import (
+    Message,
+    limit_memory,
+    map_whole,
+    receive_message,
+    send_message,
+    shared_file,
+)
 
 
 class Result:
@@ -110,16 +116,6 @@ def reply_to(
         "sampled_fps": frames.sampled_fps,
         "notes": frames.notes,
     }
-
-
-def limit_memory(num_bytes: int) -> None:
-    """Limits the address space to its current size plus ``num_bytes``."""
-    try:
-        with open("/proc/self/statm") as file:
-            in_use = int(file.read().split()[0]) * resource.getpagesize()
-    except OSError:
-        return  # not Linux: only the time is limited
-    resource.setrlimit(resource.RLIMIT_AS, (in_use + num_bytes, in_use + num_bytes))
 
 
 def main() -> None:

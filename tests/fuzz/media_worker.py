@@ -18,9 +18,9 @@ from typing import Any
 from hippo.types import FramePlan, MediaKind
 from hippo.video import worker
 from hippo.video.limits import DecodeLimits
-from hippo.video.process import shared_file
 from hippo.video.resizing import FrameLimits
 from hippo.video.sampling import resolve_plan
+from hippo.worker_process import limit_memory, shared_file
 from tests.fuzz.mutate import generator, mutated
 
 PLAN = FramePlan(fps=2.0, min_frames=4, max_frames=8, max_visual_tokens=200)
@@ -84,7 +84,7 @@ def main() -> None:
     seed, start, end = (int(text) for text in sys.argv[1:4])
     seeds = read_corpus(Path(sys.argv[4]))
     limits = DecodeLimits(**json.loads(sys.argv[5]))
-    worker.limit_memory(limits.max_memory_bytes)
+    limit_memory(limits.max_memory_bytes)
     for number in range(start, end):
         kind, data = make_input(seeds, seed, number)
         reply = decode_once(kind, data, limits)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -12,8 +13,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from llguidance import grammar_from
 
+from hippo.engine.grammars import GrammarCompiler, grammar_compiler
 from hippo.errors import HippoError, InvalidRequestError
-from hippo.sampling.masks import GrammarCompiler, TokenMasks, grammar_compiler, mask_logits
+from hippo.sampling.masks import TokenMasks, mask_logits
 from hippo.sampling.sampler import SampleRequest, TokenSampler, sample_step
 from hippo.types import (
     ChatMessage,
@@ -76,9 +78,7 @@ def _compile(
         max_tokens=50,
         end_token_ids=end_token_ids,
     )
-    masks = compiler.compile_request(request)
-    assert masks is not None
-    return masks
+    return asyncio.run(compiler.compile_request(request))
 
 
 def _regex(compiler: GrammarCompiler, regex: str, **options: int) -> TokenMasks:
@@ -245,8 +245,8 @@ def test_a_row_behind_a_wrong_or_an_end_token_excludes_nothing(compiler: Grammar
     [
         (grammar_from("regex", "(?=a)b"), "look-ahead"),
         (grammar_from("json", '{"type": "foo"}'), "Invalid type: foo"),
-        (grammar_from("json", '{"$ref": "#"}'), "cannot go on after 0 tokens"),
-        (grammar_from("regex", "é"), "cannot go on after 0 tokens"),  # of no token
+        (grammar_from("json", '{"$ref": "#"}'), "it cannot begin: no token of the vocabulary"),
+        (grammar_from("regex", "é"), "it cannot begin"),  # of no token
     ],
 )
 def test_a_grammar_that_cannot_be_used_is_refused_at_once(
@@ -280,9 +280,40 @@ def test_a_grammar_that_leads_nowhere_ends_only_an_answer_that_follows_it(
     masks.start(_ids("a"), guess)
     masks.take()
     masks.check(guess, [*_ids("c"), 0, 0])
-    with pytest.raises(InvalidRequestError, match="after 2 tokens: no token of the model's"):
+    with pytest.raises(InvalidRequestError, match="after 2 tokens: no token of the voc"):
         masks.check(guess, [*_ids("bc"), 0])
     assert _texts(_allowed(masks, _ids("ac"))[0]) == {"c"}
+
+
+MANY_OPTIONAL = json.dumps(
+    {"type": "object", "properties": {f"a{i}": {"type": "integer"} for i in range(900)}}
+)
+
+
+@pytest.mark.parametrize(
+    ("grammar", "text", "reason"),
+    [
+        (grammar_from("json", MANY_OPTIONAL), "{", "Current row has 3602 items; max is 2000"),
+        (grammar_from("regex", "(.*a.{300}b.*c.{300}d){5}"), "abcabc" * 20, "too many"),
+    ],
+)
+def test_a_grammar_that_grows_too_complex_ends_only_an_answer_that_follows_it(
+    compiler: GrammarCompiler, grammar: str, text: str, reason: str
+) -> None:
+    ids = _ids(text)
+    for num_settled in range(len(ids)):
+        masks = _compile(compiler, grammar)
+        masks.start(ids[:num_settled], ids[num_settled:])
+    masks = _compile(compiler, grammar)
+    masks.start((), ids)
+    masks.take()
+    masks.check(ids, [END] * (len(ids) + 1))  # the first guess was wrong
+    with pytest.raises(InvalidRequestError, match=f"sampling.grammar cannot go on .*{reason}"):
+        masks.check(ids, [*ids, 0])
+    masks.start(ids, ())
+    masks.take()
+    with pytest.raises(InvalidRequestError, match=f"sampling.grammar cannot go on .*{reason}"):
+        masks.check((), [0])
 
 
 def test_ids_that_break_the_grammar_are_an_error(compiler: GrammarCompiler) -> None:
