@@ -146,17 +146,9 @@ def receive_descriptor(channel: socket.socket) -> int | None:
 
 def limit_memory(num_bytes: int) -> None:
     """Limits the address space to its current size plus ``num_bytes``."""
-    in_use = memory_in_use()[0]
-    if not in_use:
-        return  # not Linux: only the time is limited
-    resource.setrlimit(resource.RLIMIT_AS, (in_use + num_bytes, in_use + num_bytes))
-
-
-def memory_in_use() -> tuple[int, int]:
-    """Returns the bytes of this process's address space, and those in memory; 0 outside Linux."""
     try:
         with open("/proc/self/statm") as file:
-            whole, resident, *_ = map(int, file.read().split())
+            in_use = int(file.read().split()[0]) * resource.getpagesize()
     except OSError:
-        return 0, 0
-    return whole * resource.getpagesize(), resident * resource.getpagesize()
+        return  # not Linux: only the time is limited
+    resource.setrlimit(resource.RLIMIT_AS, (in_use + num_bytes, in_use + num_bytes))

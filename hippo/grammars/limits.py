@@ -11,7 +11,7 @@ MAX_CPU_S = 1.0
 """CPU time of a trial: compiling and the first mask. Not wall-clock time, so that a busy machine
 refuses nothing."""
 MAX_MEMORY_BYTES = 128 << 20
-"""Memory of a trial. An ordinary grammar takes 3 to 6 MiB; the largest that is compiled in
+"""Memory of a trial. An ordinary grammar takes 1 to 5 MiB; the largest that is compiled in
 ``MAX_CPU_S``, a ``multipleOf`` of five digits, about 50 MiB."""
 
 # Of the lexer's automaton, which grows with the answer. A form such as eleven words of any letters

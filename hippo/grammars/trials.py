@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import hashlib
 import socket
 import threading
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 
 from hippo.errors import InvalidRequestError, OverloadedError, UnavailableError
 from hippo.grammars.limits import MAX_CPU_S, MAX_MEMORY_BYTES, QUICK_CPU_S
@@ -25,20 +25,18 @@ from hippo.worker_process import (
 )
 
 _NUM_QUICK = 4  # trials at once of less than QUICK_CPU_S
+_MAX_KNOWN = 1024  # results kept, of at most a kilobyte: a megabyte
 _MAX_WALL_S = 30.0  # of a trial, far above its CPU time on the busiest machine
-
-
-@dataclass(frozen=True, slots=True)
-class Trial:
-    """A grammar within the limits: the memory that it takes, and the threads that may compile it
-    without delaying cheaper ones."""
-
-    num_bytes: int
-    threads: ThreadPoolExecutor
 
 
 class _TooCostlyError(Exception):
     """The trial was killed."""
+
+
+_TOO_COSTLY = (
+    f"compiling it takes more than {MAX_CPU_S:g} s of CPU time or {MAX_MEMORY_BYTES >> 20} MiB of "
+    "memory; simplify it: fewer alternatives, patterns or properties, a smaller multipleOf"
+)
 
 
 class GrammarTrials:
@@ -52,35 +50,39 @@ class GrammarTrials:
         self._starting = threading.Lock()
         self._worker: WorkerProcess | None = None
         self._is_closed = False
+        # Of each grammar's SHA-256, the oldest first: its error, and the threads that compile it.
+        self._known: dict[bytes, tuple[str, ThreadPoolExecutor]] = {}
 
     @property
     def worker_pid(self) -> int | None:
         """Process id of the process that forks; None before the first trial."""
         return None if self._worker is None else self._worker.process.pid
 
-    async def check(self, grammar: str, field: str) -> Trial:
-        """Returns the trial of the grammar in the request's ``field``.
+    async def check(self, grammar: str, field: str) -> ThreadPoolExecutor:
+        """Tries the grammar of the request's ``field``, unless its result is known. Returns the
+        threads that may compile it without delaying cheaper ones. Only for the event loop.
 
         Raises InvalidRequestError with the field for a grammar that is wrong or too costly,
         OverloadedError if the machine is too busy to tell, UnavailableError if the process cannot
         start.
         """
+        key = hashlib.sha256(grammar.encode()).digest()
+        error, threads = self._known.pop(key, None) or await self._result(grammar)
+        self._known[key] = error, threads
+        if len(self._known) > _MAX_KNOWN:
+            del self._known[next(iter(self._known))]
+        if error:
+            raise InvalidRequestError(f"{field} cannot be used: {error}", param=field)
+        return threads
+
+    async def _result(self, grammar: str) -> tuple[str, ThreadPoolExecutor]:
         for threads, cpu_s in ((self._quick, QUICK_CPU_S), (self._costly, MAX_CPU_S)):
             with contextlib.suppress(_TooCostlyError):
                 reply = await asyncio.get_running_loop().run_in_executor(
                     threads, self._try, grammar, cpu_s
                 )
-                if "error" in reply:
-                    raise InvalidRequestError(
-                        f"{field} cannot be used: {reply['error']}", param=field
-                    )
-                return Trial(reply["num_bytes"], threads)
-        raise InvalidRequestError(
-            f"{field} cannot be used: compiling it takes more than {MAX_CPU_S:g} s of CPU time or "
-            f"{MAX_MEMORY_BYTES >> 20} MiB of memory; simplify it: fewer alternatives, patterns "
-            "or properties, a smaller multipleOf",
-            param=field,
-        )
+                return reply.get("error", ""), threads
+        return _TOO_COSTLY, self._costly
 
     def close(self) -> None:
         """Ends the process; a trial in progress ends by its limits, and its threads after it."""
@@ -94,19 +96,19 @@ class GrammarTrials:
         """Raises _TooCostlyError if the child was killed; tries again once if the process was."""
         for _ in range(2):
             worker = self._running_worker()
-            with contextlib.suppress(WorkerDiedError):
-                if (reply := _ask_child(worker, grammar, cpu_s)) is not None:
-                    return reply
-                if worker.process.poll() is None:
-                    raise _TooCostlyError
+            try:
+                return _ask_child(worker, grammar, cpu_s)
+            except WorkerDiedError:
+                with self._starting:
+                    if worker is self._worker:
+                        self._end_worker()
         raise UnavailableError("the process that tries grammars ended twice; send it again")
 
     def _running_worker(self) -> WorkerProcess:
         with self._starting:
             if self._is_closed:
                 raise UnavailableError("the server is shutting down")
-            if self._worker is None or self._worker.process.poll() is not None:
-                self._end_worker()
+            if self._worker is None:
                 self._worker = WorkerProcess("hippo.grammars.worker")
                 try:
                     self._worker.wait_ready(self._tokenizer)
@@ -133,8 +135,9 @@ def tokenizer_options(info: ModelInfo) -> Message:
     }
 
 
-def _ask_child(worker: WorkerProcess, grammar: str, cpu_s: float) -> Message | None:
-    """Returns a child's reply, or None if it was killed."""
+def _ask_child(worker: WorkerProcess, grammar: str, cpu_s: float) -> Message:
+    """Returns a child's reply. Raises WorkerDiedError if there is no child, _TooCostlyError if it
+    was killed, OverloadedError."""
     request = {
         "grammar": grammar,
         "cpu_s": cpu_s,
@@ -147,12 +150,14 @@ def _ask_child(worker: WorkerProcess, grammar: str, cpu_s: float) -> Message | N
             worker.hand_over(theirs.fileno())
         ours.settimeout(_MAX_WALL_S)
         try:
-            send_message(ours, request)
-            received = receive_message(ours)
+            if receive_message(ours) is None:
+                raise WorkerDiedError
+            with contextlib.suppress(ConnectionError):
+                send_message(ours, request)
+                if received := receive_message(ours):
+                    return received[0]
         except TimeoutError:
             raise OverloadedError(
                 f"this machine is too busy: a grammar was not tried in {_MAX_WALL_S:g} s"
             ) from None
-        except ConnectionError:
-            return None
-    return None if received is None else received[0]
+    raise _TooCostlyError

@@ -1,8 +1,9 @@
 """The process that tries grammars: for each one it forks a child, which compiles it and ends.
 
     parent -> process   the tokenizer, once; then a socket for each grammar
-    parent -> child     the grammar, and its CPU time
-    child -> parent     an error, or the memory that the grammar takes; nothing if it was killed
+    child -> parent     that it has begun
+    parent -> child     the grammar, and its limits
+    child -> parent     an error, or that there is none; nothing if the child was killed
 
 The kernel kills a child that exceeds its time or memory. As the tokenizer is read before the fork,
 a child costs some milliseconds. The process has no thread but the first.
@@ -23,7 +24,6 @@ from hippo.grammars.limits import error_of, new_matcher
 from hippo.worker_process import (
     Message,
     limit_memory,
-    memory_in_use,
     receive_descriptor,
     receive_message,
     send_message,
@@ -32,18 +32,18 @@ from hippo.worker_process import (
 
 def try_grammar(tokenizer: LLTokenizer, grammar: str) -> Message:
     """Compiles a grammar and computes its first mask; returns the reply."""
-    before = memory_in_use()[1]
     matcher = new_matcher(tokenizer, grammar)
     if error := error_of(matcher):
         return {"error": error}
     matcher.compute_bitmask()
     if error := error_of(matcher):
         return {"error": f"it cannot begin: {error}"}
-    return {"num_bytes": max(memory_in_use()[1] - before, 0)}
+    return {}
 
 
 def run_child(channel: socket.socket, tokenizer: LLTokenizer) -> None:
     """Tries the grammar that ``channel`` gives within its limits."""
+    send_message(channel, {})  # ready
     if (received := receive_message(channel)) is None:
         return
     request, _ = received

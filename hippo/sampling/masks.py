@@ -6,7 +6,7 @@ computed on a thread of their own while the forward runs, from the settled ids a
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 
 import numpy as np
@@ -18,6 +18,7 @@ from hippo.grammars.limits import error_of
 from hippo.transfer import to_device
 
 GRAMMAR_PARAM = "sampling.grammar"
+_WRONG_ID = "the completion does not follow the request's grammar"
 
 Words = np.ndarray[tuple[int, ...], np.dtype[np.uint32]]
 """A bit for each token id, whether it is allowed: bit ``id % 32`` of word ``id // 32``."""
@@ -31,16 +32,19 @@ class TokenMasks:
 
     def __init__(
         self,
-        compiled: LLMatcher,
+        new_matcher: Callable[[], LLMatcher],
         *,
         num_token_ids: int,
         end_token_ids: Collection[int],
         min_tokens: int,
         thread: ThreadPoolExecutor,
     ) -> None:
-        """``compiled`` has consumed no ids and is not changed. Computes the mask of index 0 in the
-        calling thread; raises InvalidRequestError if there is none."""
-        self._compiled = compiled
+        """``new_matcher`` compiles the grammar, also after each failure in an unused row: a matcher
+        never leaves an error, and its copies share the lexer, and so its error.
+
+        Compiles it, and computes the mask of index 0, in the calling thread; raises
+        InvalidRequestError if there is none."""
+        self._new_matcher = new_matcher
         self._thread = thread
         self._num_ids = num_token_ids
         self._end_ids = frozenset(end_token_ids)
@@ -48,7 +52,7 @@ class TokenMasks:
         is_end = np.zeros(-(-num_token_ids // 32) * 32, dtype=bool)
         is_end[list(self._end_ids)] = True
         self._ends: Words = np.packbits(is_end, bitorder="little").view(np.uint32)
-        self._matcher = compiled.deep_copy()
+        self._matcher = new_matcher()
         self._consumed: list[int] = []
         self._failure: tuple[int, str] | None = None  # the first row without a mask, and why
         self._masks: Future[torch.Tensor] | None = None
@@ -86,23 +90,26 @@ class TokenMasks:
 
     def _compute(self, output_ids: list[int], draft_ids: tuple[int, ...]) -> torch.Tensor:
         rows = np.full((len(draft_ids) + 1, len(self._ends)), 0xFFFFFFFF, dtype=np.uint32)
-        row = 0
-        self._follow(output_ids)
-        while self._fill(rows[row], len(output_ids) + row) and row < len(draft_ids):
-            draft_id = draft_ids[row]
-            row += 1
-            if draft_id in self._end_ids or not self._consume([draft_id]):
+        row, failure = 0, self._follow(output_ids)
+        while not failure:
+            failure = self._fill(rows[row], len(output_ids) + row)
+            if failure or row == len(draft_ids):
                 break
-        told = error_of(self._matcher)
-        self._failure = (row, told) if told else None
+            draft_id = draft_ids[row]
+            if draft_id in self._end_ids or not rows[row][draft_id // 32] >> draft_id % 32 & 1:
+                break
+            row += 1
+            failure = self._consume([draft_id])
+        self._failure = (row, failure) if failure else None
         octets = rows.view(np.uint8)
         flags = np.unpackbits(octets, axis=1, count=self._num_ids, bitorder="little")
         return torch.from_numpy(flags.view(np.bool_))
 
-    def _follow(self, output_ids: list[int]) -> None:
-        """Brings the matcher to ``output_ids``, by their difference to the consumed ids."""
-        if self._failure is not None:  # a matcher never leaves an error
-            self._matcher, self._consumed = self._compiled.deep_copy(), []
+    def _follow(self, output_ids: list[int]) -> str:
+        """Brings the matcher to ``output_ids``, by their difference to the consumed ids; returns
+        its failure, or an empty string."""
+        if self._failure is not None:
+            self._matcher, self._consumed = self._new_matcher(), []
         num_common = len(self._consumed)
         if self._consumed != output_ids[:num_common]:
             pairs = enumerate(zip(self._consumed, output_ids, strict=False))
@@ -112,28 +119,28 @@ class TokenMasks:
             )
             self._matcher.rollback(len(self._consumed) - num_common)
             del self._consumed[num_common:]
-        if not self._consume(output_ids[num_common:]) and not self._matcher.is_error():
-            raise HippoError("the completion does not follow the request's grammar")
+        failure = self._consume(output_ids[num_common:])
+        if failure == _WRONG_ID:
+            raise HippoError(failure)
+        return failure
 
-    def _consume(self, token_ids: list[int]) -> bool:
-        """Consumes the ids up to the first one that is not allowed; an error of the matcher also
-        where they are allowed and the grammar is too complex. Returns whether it consumed all."""
+    def _consume(self, token_ids: list[int]) -> str:
+        """Consumes the ids, up to one that the matcher does not take; returns why it does not."""
         num_new = self._matcher.try_consume_tokens(token_ids)
         self._consumed += token_ids[:num_new]
-        return num_new == len(token_ids)
+        if num_new == len(token_ids):
+            return ""
+        self._matcher.compute_bitmask()  # which alone tells an error of the lexer
+        return error_of(self._matcher) or _WRONG_ID
 
-    def _fill(self, words: Words, index: int) -> bool:
-        """Writes the mask of completion index ``index``; returns False if the matcher fails."""
-        if self._matcher.is_error():
-            return False
+    def _fill(self, words: Words, index: int) -> str:
+        """Writes the mask of completion index ``index``; returns a failure, or an empty string."""
         self._matcher.unsafe_compute_mask_ptr(words.ctypes.data, words.nbytes)
-        if self._matcher.is_error():
-            return False
         if index < self._min_tokens:
             longer = words & ~self._ends
             if longer.any():  # a complete grammar ends the completion all the same
                 words[:] = longer
-        return True
+        return error_of(self._matcher)
 
 
 def mask_logits(logits: torch.Tensor, allowed: torch.Tensor) -> torch.Tensor:
