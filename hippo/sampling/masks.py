@@ -55,8 +55,8 @@ class TokenMasks:
         self._matcher = new_matcher()
         self._consumed: list[int] = []
         self._failure: tuple[int, str] | None = None  # the first row without a mask, and why
-        self._masks: Future[torch.Tensor] | None = None
-        self._compute([], ())
+        self._masks: Future[torch.Tensor] | None = Future()  # at first of the prompt's row
+        self._masks.set_result(self._compute([], ()))
         self.check((), ())
 
     def start(self, output_ids: Sequence[int], draft_ids: Sequence[int]) -> None:
