@@ -1,7 +1,7 @@
 """Tries a client's grammar in a process that is killed if the grammar costs too much.
 
 A grammar that is not compiled in ``QUICK_CPU_S`` is tried again with the whole ``MAX_CPU_S``, one
-at a time, so that ordinary grammars never wait for costly ones.
+at a time, so that no ordinary grammar waits longer for a costly one.
 """
 
 from __future__ import annotations
@@ -67,7 +67,8 @@ class GrammarTrials:
         start.
         """
         key = hashlib.sha256(grammar.encode()).digest()
-        error, threads = self._known.pop(key, None) or await self._result(grammar)
+        known = self._known.pop(key) if key in self._known else None
+        error, threads = known or await self._result(grammar)
         self._known[key] = error, threads
         if len(self._known) > _MAX_KNOWN:
             del self._known[next(iter(self._known))]

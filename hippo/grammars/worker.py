@@ -5,7 +5,7 @@
     parent -> child     the grammar, and its limits
     child -> parent     an error, or that there is none; nothing if the child was killed
 
-The kernel kills a child that exceeds its time or memory. As the tokenizer is read before the fork,
+The kernel ends a child that exceeds its time or memory. As the tokenizer is read before the fork,
 a child costs some milliseconds. The process has no thread but the first.
 """
 

@@ -215,7 +215,6 @@ def test_a_form_that_cannot_be_used_is_refused_by_name(
 
 
 def test_a_form_of_minutes_is_refused_while_others_go_on(http: httpx.Client) -> None:
-    costly = {"type": "integer", "multipleOf": 7999983}
     messages = [{"role": "user", "content": "Hello"}]
     body = {"model": "hippo", "messages": messages, "max_tokens": 40}
 
@@ -224,8 +223,8 @@ def test_a_form_of_minutes_is_refused_while_others_go_on(http: httpx.Client) -> 
 
     with ThreadPoolExecutor() as threads:
         refusals = [
-            threads.submit(post, {**costly, "multipleOf": costly["multipleOf"] + number})
-            for number in (0, 20)
+            threads.submit(post, {"type": "integer", "multipleOf": number})
+            for number in (7999983, 7999993)
         ]
         for number in range(3):
             assert post({"const": number}).json()["choices"][0]["message"]["content"] == str(number)

@@ -16,6 +16,7 @@ from llguidance import grammar_from
 from hippo.errors import InvalidRequestError, OverloadedError, UnavailableError
 from hippo.grammars import trials as trials_module
 from hippo.grammars.trials import GrammarTrials
+from hippo.worker_process import Message
 from tests.support.info import small_model_info
 
 _numbers = itertools.count()
@@ -39,7 +40,12 @@ async def test_the_result_of_a_grammar_is_known_for_a_while(
 ) -> None:
     tried: list[str] = []
     run = trials._try
-    monkeypatch.setattr(trials, "_try", lambda text, cpu_s: tried.append(text) or run(text, cpu_s))
+
+    def noted(grammar: str, cpu_s: float) -> Message:
+        tried.append(grammar)
+        return run(grammar, cpu_s)
+
+    monkeypatch.setattr(trials, "_try", noted)
     monkeypatch.setattr(trials_module, "_MAX_KNOWN", 2)
     first, second, wrong = (grammar_from("regex", text) for text in ("first", "second", "("))
     for grammar in (first, second, first, wrong, first, wrong, second):
