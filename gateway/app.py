@@ -25,6 +25,7 @@ from gateway.routes import chat, docs, models, page, status, tokenize, videos
 from gateway.sites import SiteMiddleware
 from gateway.state import GatewayState
 from gateway.uploads import Uploads
+from hippo.grammars.trials import GrammarTrials
 from hippo.tasks import cancel_all
 from hippo.version import distribution_version
 
@@ -57,11 +58,13 @@ def create_app(settings: GatewaySettings, patience_is_over: asyncio.Event) -> Fa
         uploads = Uploads(settings)
         media = MediaReader(settings, uploads)
         text_threads = ThreadPoolExecutor(_NUM_TEXT_THREADS, thread_name_prefix="texts")
+        trials = GrammarTrials()
         app.state.gateway = GatewayState(
             settings=settings,
             backends=backends,
             media=media,
             uploads=uploads,
+            trials=trials,
             metrics=metrics,
             patience_is_over=patience_is_over,
             text_threads=text_threads,
@@ -73,6 +76,7 @@ def create_app(settings: GatewaySettings, patience_is_over: asyncio.Event) -> Fa
         finally:
             await cancel_all([expiring])
             uploads.close()
+            await asyncio.to_thread(trials.close)
             await backends.close()
             await media.close()
             text_threads.shutdown(cancel_futures=True)

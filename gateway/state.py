@@ -14,6 +14,7 @@ from gateway.config import GatewaySettings
 from gateway.media import MediaReader
 from gateway.metrics import GatewayMetrics
 from gateway.uploads import Uploads
+from hippo.grammars.trials import GrammarTrials
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,6 +25,7 @@ class GatewayState:
     backends: Backends
     media: MediaReader
     uploads: Uploads
+    trials: GrammarTrials
     metrics: GatewayMetrics
     text_threads: ThreadPoolExecutor  # that tokenize
     patience_is_over: asyncio.Event  # set when the server stops waiting for running answers

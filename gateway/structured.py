@@ -1,7 +1,7 @@
 """Structured output: which fields of a request constrain its answer, and their grammar.
 
-The gateway checks a grammar before it reads media; the services compile the grammar for their
-tokenizer.
+The gateway tries a grammar before it reads media, with bytes as tokens; the services try it with
+their tokenizer, and compile it.
 """
 
 from __future__ import annotations
@@ -17,6 +17,8 @@ from pydantic import Field, StrictBool, model_validator
 from gateway.media_schemas import Model, refusal, refusal_of
 from gateway.neutral import STRUCTURED_OUTPUTS, Neutral
 from hippo.errors import InvalidRequestError
+from hippo.grammars.limits import one_line
+from hippo.grammars.trials import GrammarTrials
 from hippo.types import ModelInfo
 from hippo.validation import MAX_GRAMMAR_LENGTH
 
@@ -25,7 +27,6 @@ if TYPE_CHECKING:
 
 MAX_CHOICES = 1024
 MAX_NAME_LENGTH = 256
-_MAX_MESSAGE_LENGTH = 400
 # Where any white space is allowed, some models write it without end. A schema may say otherwise.
 _ON_ONE_LINE: JsonCompileOptions = {
     "whitespace_flexible": False,
@@ -106,14 +107,16 @@ def constrained_by(request: StructuredFields) -> str | None:
     return next((field for field, *_ in _constraints(request)), None)
 
 
-async def checked_grammar(request: StructuredFields) -> str:
+async def checked_grammar(request: StructuredFields, trials: GrammarTrials) -> str:
     """Returns the grammar of the answer; empty: any text.
 
-    Raises InvalidRequestError, with the field as ``param``, for a wrong schema, regular expression
-    or list.
+    Raises InvalidRequestError, with the field as ``param``, for a schema, regular expression or
+    list that is wrong or too costly; OverloadedError and UnavailableError as ``GrammarTrials``.
     """
     for field, kind, value in _constraints(request):
-        return await asyncio.to_thread(_grammar, field, kind, value)
+        grammar = await asyncio.to_thread(_grammar, field, kind, value)
+        await trials.check(grammar, field)
+        return grammar
     return ""
 
 
@@ -161,15 +164,9 @@ def _grammar(field: str, kind: Any, value: Any) -> str:
         )
     try:
         if kind == "json":
-            grammar = LLMatcher.grammar_from_json_schema(text, defaults=_ON_ONE_LINE)
-        else:
-            grammar = grammar_from(kind, text)
-        problem = LLMatcher.validate_grammar(grammar)
+            return LLMatcher.grammar_from_json_schema(text, defaults=_ON_ONE_LINE)
+        return grammar_from(kind, text)
     except (ValueError, RecursionError) as error:
-        problem = str(error)
-    if problem and not problem.startswith("WARNING"):
-        told = " ".join(problem.split())
-        if len(told) > _MAX_MESSAGE_LENGTH:
-            told = told[:_MAX_MESSAGE_LENGTH] + "..."
-        raise InvalidRequestError(f"{field} cannot be used: {told}", param=field)
-    return grammar
+        raise InvalidRequestError(
+            f"{field} cannot be used: {one_line(str(error))}", param=field
+        ) from None

@@ -136,7 +136,7 @@ class ChatResponse(Response):
             info=info,
             settings=settings,
             owner=self._owner,
-            grammar=await structured.checked_grammar(body),
+            grammar=await structured.checked_grammar(body, state.trials),
             without_guesses=not plan.guesses,
         )
         media = await self._read_media(info)

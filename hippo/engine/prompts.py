@@ -10,12 +10,13 @@ from time import perf_counter_ns
 from typing import TypeVar
 
 from hippo.engine.cpu import compute_alone, name_thread
+from hippo.engine.grammars import GrammarCompiler
 from hippo.engine.media_cache import Decoder, MediaCache
 from hippo.errors import ContextLengthError, InvalidRequestError, MediaError
 from hippo.models.base import DecodedMedia, Prompt, VideoLanguageModel
 from hippo.models.content import CachedRows, cached_rows, salted
 from hippo.models.messages import REMEDY
-from hippo.sampling.masks import GRAMMAR_PARAM, GrammarCompiler, TokenMasks
+from hippo.sampling.masks import GRAMMAR_PARAM, TokenMasks
 from hippo.tasks import gather_or_cancel
 from hippo.texts import TextLimit
 from hippo.tracing import span
@@ -62,10 +63,6 @@ class PromptReader:
         self._threads = ThreadPoolExecutor(
             NUM_READER_THREADS, thread_name_prefix="prepare", initializer=self._begin_thread
         )
-        # Of its own, because a large grammar may take seconds; other prompts go on.
-        self._compiling = ThreadPoolExecutor(
-            1, thread_name_prefix="compile", initializer=name_thread, initargs=("compile",)
-        )
 
     def _begin_thread(self) -> None:
         name_thread("prepare")
@@ -83,7 +80,7 @@ class PromptReader:
             await self._text_limit.count_tokens(_texts(request), self._threads)
         masks = None
         if request.sampling.grammar:
-            masks = await _run(self._compiling, self._compile, request)
+            masks = await self._compile(request)
         plan, left_bytes = _plan_of_each(request), self._max_decoded_bytes
 
         async def decode(index: int) -> DecodedMedia:
@@ -107,14 +104,14 @@ class PromptReader:
         )
         return ReadPrompt(prompt, rows, max_tokens, perf_counter_ns() - began_ns, masks)
 
-    def _compile(self, request: OpenRequest) -> TokenMasks:
+    async def _compile(self, request: OpenRequest) -> TokenMasks:
         if self._compiler is None:
             raise InvalidRequestError(
                 f"{self._model.info.name} takes no grammar, because llguidance cannot read its "
                 "tokenizer",
                 param=GRAMMAR_PARAM,
             )
-        return self._compiler.compile_request(request)
+        return await self._compiler.compile_request(request)
 
     async def _decode(self, request: OpenRequest, index: int, plan: FramePlan) -> DecodedMedia:
         item = request.media[index]
@@ -143,8 +140,7 @@ class PromptReader:
 
     def close(self) -> None:
         """Waits for prompts in preparation, and ends the threads."""
-        for threads in (self._threads, self._compiling):
-            threads.shutdown(wait=True, cancel_futures=True)
+        self._threads.shutdown(wait=True, cancel_futures=True)
         if self._compiler is not None:
             self._compiler.close()
 

@@ -12,6 +12,7 @@ from dataclasses import asdict, dataclass, replace
 
 from hippo.engine.device_thread import settle
 from hippo.engine.engine import Engine
+from hippo.engine.grammars import grammar_compiler
 from hippo.engine.media_cache import Decoder
 from hippo.engine.metrics import MetricsServer, start_metrics
 from hippo.engine.prompts import NUM_READER_THREADS, PromptReader
@@ -21,7 +22,6 @@ from hippo.errors import UnavailableError
 from hippo.local_files import LocalFiles
 from hippo.models.base import VideoLanguageModel
 from hippo.rpc.server import RpcServer
-from hippo.sampling.masks import grammar_compiler
 from hippo.sizes import cache_limit
 from hippo.texts import text_limit
 from hippo.types import ModelInfo

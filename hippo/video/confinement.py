@@ -12,7 +12,6 @@ library of the system, the binding of Landlock is at a pre-release, and both are
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
 import errno
 import os
@@ -20,6 +19,8 @@ import resource
 import struct
 import sys
 from dataclasses import dataclass
+
+from hippo.worker_process import limit_memory
 
 _MAX_DESCRIPTORS = 16
 """The three standard ones, the socket, the media, Pillow's copy of it and the result; doubled."""
@@ -102,10 +103,7 @@ def confine(max_memory_bytes: int) -> list[str]:
 
 
 def _limit(max_memory_bytes: int) -> None:
-    with contextlib.suppress(OSError):  # not Linux: the memory is not limited
-        with open("/proc/self/statm") as file:
-            in_use = int(file.read().split()[0]) * resource.getpagesize()
-        _lower(resource.RLIMIT_AS, in_use + max_memory_bytes)
+    limit_memory(max_memory_bytes)
     _lower(resource.RLIMIT_FSIZE, max_memory_bytes)
     _lower(resource.RLIMIT_NOFILE, _MAX_DESCRIPTORS)
     _lower(resource.RLIMIT_CORE, 0)

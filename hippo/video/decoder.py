@@ -22,13 +22,13 @@ from hippo.models.base import DecodedMedia
 from hippo.types import FramePlan, Media
 from hippo.video.cost import CHEAP_S
 from hippo.video.limits import NUM_WORKERS, DecodeLimits
-from hippo.video.process import Message, WorkerDiedError, WorkerProcess, map_whole
 from hippo.video.resizing import FrameLimits
 from hippo.video.sampling import resolve_plan
 from hippo.video.seat import Seat
 from hippo.video.shared import SharedFrames
 from hippo.video.source import content_name, opened_media
 from hippo.video.turns import Turns
+from hippo.worker_process import Message, WorkerDiedError, WorkerProcess, map_whole
 
 ResultT = TypeVar("ResultT")
 

@@ -7,10 +7,11 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 from hippo.errors import UnavailableError
-from hippo.video.process import WorkerDiedError, WorkerProcess
+from hippo.worker_process import WorkerDiedError, WorkerProcess
 
 ResultT = TypeVar("ResultT")
 
+_WORKER = "hippo.video.worker"
 _CLOSED = "the media decoder is closed"
 _NOT_STARTED = "the media decoder does not start: is hippo-serve[engine] installed whole?"
 
@@ -39,7 +40,8 @@ class Seat:
         """Starts the worker and waits until it is ready; raises UnavailableError if it fails."""
         if self._worker is None:
             try:
-                self._on_start(await self._with_worker(WorkerProcess.wait_ready))
+                ready = await self._with_worker(WorkerProcess.wait_ready)
+                self._on_start(ready["confined"])
             except WorkerDiedError:
                 raise UnavailableError(_NOT_STARTED) from None
 
@@ -66,7 +68,7 @@ class Seat:
     ) -> ResultT:
         if self._is_closed:
             raise UnavailableError(_CLOSED)
-        worker = self._worker = self._worker or WorkerProcess(self._settings)
+        worker = self._worker = self._worker or WorkerProcess(_WORKER, self._settings)
         self._working = asyncio.ensure_future(asyncio.to_thread(work, worker))
         try:
             async with asyncio.timeout(timeout_s):

@@ -12,7 +12,7 @@ from pathlib import Path
 from hippo.errors import ForbiddenError, MediaError, MediaPathError
 from hippo.local_files import LocalFile, LocalFiles
 from hippo.types import Media
-from hippo.video.process import map_whole, shared_file
+from hippo.worker_process import map_whole, shared_file
 
 ContentName = tuple[str, int, int] | bytes
 

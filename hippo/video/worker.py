@@ -33,8 +33,14 @@ from hippo.video.frame_list import MAGIC
 from hippo.video.frames import read_video
 from hippo.video.images import read_frames, read_image
 from hippo.video.limits import DecodeLimits
-from hippo.video.process import Message, map_whole, receive_message, send_message, shared_file
 from hippo.video.resizing import FrameLimits
+from hippo.worker_process import (
+    Message,
+    map_whole,
+    receive_message,
+    send_message,
+    shared_file,
+)
 
 # What PyAV and Pillow import when a file needs it, and the readers of hippo.video.formats.IMAGES.
 _LATE_MODULES = (

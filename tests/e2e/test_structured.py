@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Literal
 
@@ -186,7 +187,7 @@ def test_limits_and_stops_end_an_answer_before_its_form_is_complete(
         ({"guided_json": {"not": {}}}, "guided_json", 'Unimplemented keys: ["not"]'),
         ({"guided_json": "{"}, "guided_json", "cannot be used"),
         ({"guided_json": "1}, {"}, "guided_json", "cannot be used"),
-        ({"guided_json": {"$ref": "#"}}, "guided_json", "cannot go on after 0 tokens"),
+        ({"guided_json": {"$ref": "#"}}, "guided_json", "it cannot begin"),
         ({"guided_regex": "("}, "guided_regex", "unclosed group"),
         ({"guided_regex": "a" * 2**19}, "guided_regex", "at most 32,768 are allowed"),
         ({"guided_choice": []}, "guided_choice", "at least 1 must be there"),
@@ -211,3 +212,49 @@ def test_a_form_that_cannot_be_used_is_refused_by_name(
     error = response.json()["error"]
     assert (response.status_code, error["param"]) == (400, param), error
     assert words in error["message"]
+
+
+def test_a_form_of_minutes_is_refused_while_others_go_on(http: httpx.Client) -> None:
+    messages = [{"role": "user", "content": "Hello"}]
+    body = {"model": "hippo", "messages": messages, "max_tokens": 40}
+
+    def post(schema: dict[str, Any]) -> httpx.Response:
+        return http.post(CHAT, json={**body, "guided_json": schema})
+
+    with ThreadPoolExecutor() as threads:
+        refusals = [
+            threads.submit(post, {"type": "integer", "multipleOf": number})
+            for number in (7999983, 7999993)
+        ]
+        for number in range(3):
+            assert post({"const": number}).json()["choices"][0]["message"]["content"] == str(number)
+        for refusal in refusals:
+            error = refusal.result().json()["error"]
+            assert (refusal.result().status_code, error["param"]) == (400, "guided_json"), error
+            assert "takes more than 1 s of CPU time" in error["message"]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_form_that_becomes_too_complex_in_an_answer_is_the_clients_error(
+    http: httpx.Client, stream: bool
+) -> None:
+    properties = {f"p{number}": {"type": "integer"} for number in range(900)}
+    inner = {"type": "object", "properties": properties, "additionalProperties": False}
+    schema = {"type": "array", "minItems": 2, "prefixItems": [{"const": "a"}], "items": inner}
+    body = {
+        "model": "hippo",
+        "messages": [{"role": "user", "content": "Hello"}],
+        "guided_json": schema,
+        "stream": stream,
+    }
+    response = http.post(CHAT, json=body)
+    if stream:
+        *_, before, last = filter(None, response.text.split("\n\n"))
+        assert "choices" in before
+        error = json.loads(last.removeprefix("data: "))["error"]
+    else:
+        assert response.status_code == 400, response.text
+        error = response.json()["error"]
+    assert (error["type"], error["param"]) == ("invalid_request_error", "guided_json"), error
+    assert "guided_json cannot go on after" in error["message"]
+    assert "Current row has" in error["message"]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import threading
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
@@ -11,11 +10,12 @@ from typing import Any
 import pytest
 from llguidance import grammar_from
 
+from hippo.engine.grammars import GrammarCompiler
 from hippo.engine.media_cache import Decoder
 from hippo.engine.prompts import NUM_READER_THREADS, PromptReader, fitting_max_tokens
 from hippo.errors import ContextLengthError, MediaError
 from hippo.models.base import DecodedMedia
-from hippo.sampling.masks import GrammarCompiler, TokenMasks
+from hippo.sampling.masks import TokenMasks
 from hippo.types import (
     ChatMessage,
     FramePlan,
@@ -65,11 +65,11 @@ class SlowCompiler(GrammarCompiler):
             end_token_ids=(len(letters),),
         )
         super().__init__(info)
-        self.may_compile = threading.Event()
+        self.may_compile = asyncio.Event()
 
-    def compile_request(self, request: OpenRequest) -> TokenMasks:
-        assert self.may_compile.wait(30)
-        return super().compile_request(request)
+    async def compile_request(self, request: OpenRequest) -> TokenMasks:
+        await asyncio.wait_for(self.may_compile.wait(), 30)
+        return await super().compile_request(request)
 
 
 @pytest.fixture

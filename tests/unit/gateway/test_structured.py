@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -14,11 +15,19 @@ from llguidance import LLMatcher, LLTokenizer
 from gateway.schemas import ChatCompletionRequest
 from gateway.structured import check_support, checked_grammar, constrained_by
 from hippo.errors import InvalidRequestError
+from hippo.grammars.trials import GrammarTrials
 from tests.support.info import small_model_info
 from tests.support.letters import letter_tokenizer
 
 INFO = small_model_info()
 SCHEMA = {"type": "object", "properties": {"b": {}, "a": {"type": "integer"}}}
+
+
+@pytest.fixture(scope="module")
+def trials() -> Iterator[GrammarTrials]:
+    trials = GrammarTrials()
+    yield trials
+    trials.close()
 
 
 def _parse(**fields: Any) -> ChatCompletionRequest:
@@ -51,10 +60,12 @@ def _parse(**fields: Any) -> ChatCompletionRequest:
         ({"structured_outputs": {"choice": ["\\", "é☃"]}}, "structured_outputs.choice"),
     ],
 )
-async def test_a_form_is_a_grammar_of_its_field(fields: dict[str, Any], field: str | None) -> None:
+async def test_a_form_is_a_grammar_of_its_field(
+    trials: GrammarTrials, fields: dict[str, Any], field: str | None
+) -> None:
     request = _parse(**fields)
     assert constrained_by(request) == field
-    grammar = await checked_grammar(request)
+    grammar = await checked_grammar(request, trials)
     assert bool(grammar) == (field is not None)
     if field is None:
         check_support(request, INFO)
@@ -74,19 +85,19 @@ async def test_a_form_is_a_grammar_of_its_field(fields: dict[str, Any], field: s
     ],
 )  # fmt: skip
 async def test_json_is_on_one_line_unless_the_schema_says_otherwise(
-    further: dict[str, Any], texts: dict[str, bool]
+    trials: GrammarTrials, further: dict[str, Any], texts: dict[str, bool]
 ) -> None:
     letters = sorted({*"".join(texts)})
     tokenizer = LLTokenizer(letter_tokenizer(letters, ["<end>"]).decode(), eos_token=len(letters))
-    grammar = await checked_grammar(_parse(guided_json=SCHEMA | further))
+    grammar = await checked_grammar(_parse(guided_json=SCHEMA | further), trials)
     for text, is_allowed in texts.items():
         matcher = LLMatcher(tokenizer, grammar)
         ids = [letters.index(letter) for letter in text]
         assert (matcher.validate_tokens(ids) == len(ids)) == is_allowed, text
 
 
-async def test_the_schemas_properties_keep_their_order() -> None:
-    grammar = await checked_grammar(_parse(guided_json=SCHEMA))
+async def test_the_schemas_properties_keep_their_order(trials: GrammarTrials) -> None:
+    grammar = await checked_grammar(_parse(guided_json=SCHEMA), trials)
     assert grammar.index('"b"') < grammar.index('"a"')
 
 
@@ -110,11 +121,11 @@ JSON_VALUES = st.recursive(
                                                "$defs", "pattern"]), JSON_VALUES, max_size=3),
        regex=st.text("ab()[]{}|*+?\\^$.1,-", max_size=12))  # fmt: skip
 async def test_any_schema_and_any_expression_is_taken_or_refused_by_name(
-    schema: dict[str, Any], regex: str
+    trials: GrammarTrials, schema: dict[str, Any], regex: str
 ) -> None:
     for fields in ({"guided_json": schema}, {"guided_regex": regex}):
         (name,) = fields
         try:
-            await checked_grammar(_parse(**fields))
+            await checked_grammar(_parse(**fields), trials)
         except InvalidRequestError as error:
             assert error.param == name and error.message.startswith(name)

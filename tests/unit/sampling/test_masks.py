@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -12,8 +13,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from llguidance import grammar_from
 
+from hippo.engine.grammars import GrammarCompiler, grammar_compiler
 from hippo.errors import HippoError, InvalidRequestError
-from hippo.sampling.masks import GrammarCompiler, TokenMasks, grammar_compiler, mask_logits
+from hippo.grammars.limits import new_matcher
+from hippo.sampling.masks import TokenMasks, mask_logits
 from hippo.sampling.sampler import SampleRequest, TokenSampler, sample_step
 from hippo.types import (
     ChatMessage,
@@ -76,9 +79,7 @@ def _compile(
         max_tokens=50,
         end_token_ids=end_token_ids,
     )
-    masks = compiler.compile_request(request)
-    assert masks is not None
-    return masks
+    return asyncio.run(compiler.compile_request(request))
 
 
 def _regex(compiler: GrammarCompiler, regex: str, **options: int) -> TokenMasks:
@@ -120,12 +121,23 @@ REGEXES = st.recursive(
 def test_a_blocks_masks_equal_those_of_its_rows_after_any_rejections(
     compiler: GrammarCompiler, grammar: str, data: st.DataObject
 ) -> None:
-    kept = _compile(compiler, grammar)
+    matcher = new_matcher(compiler._tokenizer, grammar)
+
+    def anew() -> TokenMasks:
+        return TokenMasks(
+            matcher.deep_copy,
+            num_token_ids=NUM_IDS,
+            end_token_ids=(END, OTHER_END),
+            min_tokens=0,
+            thread=compiler._thread,
+        )
+
+    kept = anew()
     settled: list[int] = []
     for _ in range(8):
         draft: list[int] = []
         for _ in range(data.draw(st.integers(0, 4))):  # mostly along the grammar
-            allowed = _allowed(_compile(compiler, grammar), settled + draft)[0]
+            allowed = _allowed(anew(), settled + draft)[0]
             wild = data.draw(st.booleans()) and data.draw(st.booleans())
             choice = range(NUM_IDS) if wild else sorted(allowed)
             draft.append(data.draw(st.sampled_from(choice)))
@@ -134,7 +146,7 @@ def test_a_blocks_masks_equal_those_of_its_rows_after_any_rejections(
         block = _allowed(kept, settled, draft)
         num_right = 0
         for row, found in enumerate(block):
-            assert found == _allowed(_compile(compiler, grammar), settled + draft[:row])[0]
+            assert found == _allowed(anew(), settled + draft[:row])[0]
             assert found, "something is always allowed"
             num_right = row
             if row == len(draft) or draft[row] not in found or draft[row] >= END:
@@ -245,8 +257,8 @@ def test_a_row_behind_a_wrong_or_an_end_token_excludes_nothing(compiler: Grammar
     [
         (grammar_from("regex", "(?=a)b"), "look-ahead"),
         (grammar_from("json", '{"type": "foo"}'), "Invalid type: foo"),
-        (grammar_from("json", '{"$ref": "#"}'), "cannot go on after 0 tokens"),
-        (grammar_from("regex", "é"), "cannot go on after 0 tokens"),  # of no token
+        (grammar_from("json", '{"$ref": "#"}'), "it cannot begin: no token of the vocabulary"),
+        (grammar_from("regex", "é"), "it cannot begin"),  # of no token
     ],
 )
 def test_a_grammar_that_cannot_be_used_is_refused_at_once(
@@ -280,9 +292,47 @@ def test_a_grammar_that_leads_nowhere_ends_only_an_answer_that_follows_it(
     masks.start(_ids("a"), guess)
     masks.take()
     masks.check(guess, [*_ids("c"), 0, 0])
-    with pytest.raises(InvalidRequestError, match="after 2 tokens: no token of the model's"):
+    with pytest.raises(InvalidRequestError, match="after 2 tokens: no token of the voc"):
         masks.check(guess, [*_ids("bc"), 0])
     assert _texts(_allowed(masks, _ids("ac"))[0]) == {"c"}
+
+
+_NO_PERIOD = "".join("ab"[number % 7 % 2 ^ (number // 3) % 2] for number in range(0, 999, 5))
+MANY_OPTIONAL = json.dumps(
+    {"type": "object", "properties": {f"a{i}": {"type": "integer"} for i in range(900)}}
+)
+
+
+@pytest.mark.parametrize(
+    ("grammar", "text", "reason"),
+    [
+        (grammar_from("json", MANY_OPTIONAL), "{", r"Current row has \d+ items; max is 2000"),
+        (grammar_from("regex", "(a|b)*a(a|b){12}"), _NO_PERIOD, "too many states: 100"),
+    ],
+)
+def test_a_grammar_that_grows_too_complex_ends_only_an_answer_that_follows_it(
+    compiler: GrammarCompiler,
+    grammar: str,
+    text: str,
+    reason: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("hippo.grammars.limits._MAX_LEXER_STATES", 100)
+    ids = _ids(text)
+    masks = _compile(compiler, grammar)
+    masks.start((), ids)
+    masks.take()
+    masks.check(ids, [END] * (len(ids) + 1))  # the first guess was wrong
+    with pytest.raises(InvalidRequestError, match=f"sampling.grammar cannot go on .*{reason}"):
+        masks.check(ids, [*ids, 0])
+    messages = []
+    for _ in range(2):  # the second answer ends no earlier than the first
+        masks = _compile(compiler, grammar)
+        with pytest.raises(InvalidRequestError, match=f"sampling.grammar cannot .*{reason}") as end:
+            for length in range(len(ids) + 1):
+                _allowed(masks, ids[:length])
+        messages.append(end.value.message)
+    assert messages[0] == messages[1]
 
 
 def test_ids_that_break_the_grammar_are_an_error(compiler: GrammarCompiler) -> None:

@@ -1,7 +1,7 @@
 """The parent's control of a worker process, and the functions that both processes use.
 
-The two processes share files in memory. A message is one line of JSON, with an optional descriptor
-of a shared file. All calls block.
+A message is one line of JSON, with an optional descriptor, such as that of a file in memory that
+both processes share. All calls block.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import contextlib
 import json
 import mmap
 import os
+import resource
 import socket
 import subprocess
 import sys
@@ -19,6 +20,7 @@ from typing import Any
 from hippo.subprocesses import importing_environment
 
 _START_TIMEOUT_S = 60.0
+_ONE_BYTE = b"\n"  # sent with a descriptor alone, so that what several threads send never mixes
 
 Message = dict[str, Any]
 
@@ -30,11 +32,12 @@ class WorkerDiedError(Exception):
 class WorkerProcess:
     """One process and its socket; one thread at a time may use it, and any thread may kill it."""
 
-    def __init__(self, settings: str) -> None:
+    def __init__(self, module: str, settings: str = "") -> None:
+        """Runs ``module`` with two arguments: the descriptor of its socket, and the settings."""
         self._channel, theirs = socket.socketpair()
         with theirs:
             self.process = subprocess.Popen(
-                [sys.executable, "-P", "-m", "hippo.video.worker", str(theirs.fileno()), settings],
+                [sys.executable, "-P", "-m", module, str(theirs.fileno()), settings],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 pass_fds=[theirs.fileno()],
@@ -42,14 +45,16 @@ class WorkerProcess:
                 env=_environment(),
             )
 
-    def wait_ready(self) -> list[str]:
-        """Waits for the start of the process, and returns what confines it (see
-        hippo.video.confinement). Raises WorkerDiedError if it fails."""
+    def wait_ready(self, settings: Message | None = None) -> Message:
+        """Waits for the start of the process, which may take further ``settings``; returns its
+        first message. Raises WorkerDiedError if it fails."""
         self._channel.settimeout(_START_TIMEOUT_S)
+        if settings is not None:
+            with contextlib.suppress(OSError):  # _receive raises WorkerDiedError
+                send_message(self._channel, settings)
         reply, _ = self._receive()
         self._channel.settimeout(None)
-        confined: list[str] = reply["confined"]
-        return confined
+        return reply
 
     def ask(self, request: Message, file: int) -> tuple[Message, int]:
         """Returns the reply to a request about the media in ``file`` (a descriptor), and the
@@ -60,6 +65,13 @@ class WorkerProcess:
         with contextlib.suppress(ConnectionError):  # _receive raises WorkerDiedError
             send_message(self._channel, request, file)
         return self._receive()
+
+    def hand_over(self, file: int) -> None:
+        """Gives the process a descriptor; any thread may call it. Raises WorkerDiedError."""
+        try:
+            socket.send_fds(self._channel, [_ONE_BYTE], [file])
+        except OSError:
+            raise WorkerDiedError from None
 
     def kill(self) -> None:
         """Kills the process; a running request raises WorkerDiedError."""
@@ -112,7 +124,9 @@ def map_whole(descriptor: int, size: int) -> mmap.mmap:
 
 def send_message(channel: socket.socket, message: Message, *descriptors: int) -> None:
     """Sends a message; raises OSError if the other process has ended."""
-    socket.send_fds(channel, [json.dumps(message).encode() + b"\n"], descriptors)
+    data = json.dumps(message).encode() + b"\n"
+    num_sent = socket.send_fds(channel, [data], descriptors)
+    channel.sendall(data[num_sent:])  # a socket with a timeout takes only a part of a long message
 
 
 def receive_message(channel: socket.socket) -> tuple[Message, int] | None:
@@ -130,3 +144,19 @@ def receive_message(channel: socket.socket) -> tuple[Message, int] | None:
     finally:
         for descriptor in descriptors:
             os.close(descriptor)
+
+
+def receive_descriptor(channel: socket.socket) -> int | None:
+    """Returns what ``hand_over`` gave, or None if the other process has ended."""
+    data, descriptors, _, _ = socket.recv_fds(channel, len(_ONE_BYTE), 1)
+    return descriptors[0] if data and descriptors else None
+
+
+def limit_memory(num_bytes: int) -> None:
+    """Limits the address space to its current size plus ``num_bytes``."""
+    try:
+        with open("/proc/self/statm") as file:
+            in_use = int(file.read().split()[0]) * resource.getpagesize()
+    except OSError:
+        return  # not Linux: only the time is limited
+    resource.setrlimit(resource.RLIMIT_AS, (in_use + num_bytes, in_use + num_bytes))
