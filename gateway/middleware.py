@@ -189,12 +189,17 @@ class _Body:
 
     @property
     def holding(self) -> Holding:
-        """What the request holds in memory, in the name of its key or else of its address."""
+        """What the request holds in memory."""
         if self._holding is None:
-            key: Allowance | None = self._scope["state"].get("key")
-            address = (self._scope.get("client") or ("",))[0]
-            self._holding = Holding(self._budget, f"address {address}" if key is None else key.name)
+            self._holding = Holding(self._budget, self.client)
         return self._holding
+
+    @property
+    def client(self) -> str:
+        """Who sends the request: the name of its key, or else its address."""
+        key: Allowance | None = self._scope["state"].get("key")
+        address = (self._scope.get("client") or ("",))[0]
+        return f"address {address}" if key is None else key.name
 
     async def receive(self) -> Message:
         """Returns the next message; raises HTTPException if the body is more than it may be."""

@@ -91,13 +91,14 @@ def open_request(
     info: ModelInfo,
     settings: GatewaySettings,
     owner: str | None = None,
+    client: str = "",
     grammar: str = "",
     without_guesses: bool = False,
 ) -> OpenRequest:
     """Returns the first message for both services, without the media and the coordinator's pace.
 
-    ``owner`` is the name of its API key, and ``grammar`` its own, checked. Raises
-    InvalidRequestError, which names the field at fault.
+    ``owner`` is the name of its API key, ``client`` who waits for turns with others, and
+    ``grammar`` its own, checked. Raises InvalidRequestError, which names the field at fault.
     """
     sampling = replace(_sampling_params(request, info, settings), grammar=grammar)
     max_tokens, is_default = _max_tokens(request, info, settings)
@@ -121,7 +122,7 @@ def open_request(
         without_guesses=without_guesses,
         is_max_tokens_default=is_default,
         allow_special_tokens=bool(request.allow_special_tokens),
-        client=owner or "",
+        client=client,
     )
 
 

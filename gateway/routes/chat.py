@@ -70,6 +70,7 @@ class ChatResponse(Response):
         self._allowance: Allowance | None = request.state.key
         self._owner = None if self._allowance is None else self._allowance.name
         self._holding: Holding = request.state.body.holding
+        self._client: str = request.state.body.client
         self._head = {
             "id": f"chatcmpl-{uuid.uuid4().hex}",
             "created": int(time.time()),
@@ -136,6 +137,7 @@ class ChatResponse(Response):
             info=info,
             settings=settings,
             owner=self._owner,
+            client=self._client,
             grammar=await structured.checked_grammar(body, state.trials),
             without_guesses=not plan.guesses,
         )

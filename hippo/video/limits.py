@@ -12,8 +12,9 @@ MAX_ASPECT_RATIO = 200
 """Of the longer side to the shorter, as in qwen-vl-utils; of a narrower frame no family's resizing
 leaves anything."""
 
-NUM_WORKERS = 2
-"""Worker processes of a service: one for any item, and one that is kept for cheap items."""
+NUM_WORKERS = 3
+"""Worker processes of a service: two for any item, so that nobody waits for another client's, and
+one that is kept for cheap items."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,13 +21,15 @@ class Turns:
     """Gives the items of many clients the seats 0 to ``num_seats`` - 1; belongs to one event loop.
 
     Of several seats the last is kept for cheap items; it is given to those not known to be
-    expensive, when no other seat is free. A seat that gets free goes to the client with the fewest
+    expensive, when no other seat is free. Of several others a client that is at work leaves the
+    last free one to others, who may come. A seat that gets free goes to the client with the fewest
     items at work, and of these to the one that waits the longest since it came or had a turn.
     """
 
     def __init__(self, num_seats: int) -> None:
         self._free = list(range(num_seats))
         self._reserved = num_seats - 1 if num_seats > 1 else None
+        self._leaves_one = num_seats > 2
         self._at_work: Counter[str] = Counter()
         # By client, the one whose turn is next first.
         self._waiting: OrderedDict[str, deque[_Ticket]] = OrderedDict()
@@ -77,9 +79,12 @@ class Turns:
     def _next(self, seat: int) -> tuple[str, _Ticket] | None:
         """Returns the item for a free seat, and its client."""
         is_reserved = self.is_reserved(seat)
+        num_general = sum(not self.is_reserved(each) for each in self._free)
+        is_last = self._leaves_one and not is_reserved and num_general == 1
         found = [
             (client, ticket)
             for client, tickets in self._waiting.items()
+            if not (is_last and self._at_work[client])
             for ticket in tickets
             if not ticket.seat.done() and not (is_reserved and ticket.is_expensive)
         ]

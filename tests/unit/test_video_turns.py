@@ -69,12 +69,22 @@ async def test_a_client_that_comes_back_at_once_does_not_starve_others() -> None
 async def test_one_item_of_a_client_at_a_time_while_others_wait() -> None:
     queue = Queue(3)
     await queue.add("a1", "a2", "a3", "a4", "a5", "b1", "c1")
-    assert queue.at_work == {"a1": 0, "a2": 1, "a3": 2}  # nobody else was there
+    assert queue.at_work == {"a1": 0, "a2": 2, "b1": 1}
     await queue.end("a1")
     await queue.end("a2")
-    assert queue.at_work == {"a3": 2, "b1": 0, "c1": 1}
+    assert queue.at_work == {"b1": 1, "c1": 0, "a3": 2}
     await queue.end("b1")
-    assert queue.at_work == {"a3": 2, "c1": 1, "a4": 0}
+    assert queue.at_work == {"c1": 0, "a3": 2}  # a has one at work
+
+
+async def test_a_client_leaves_others_a_place_for_any_item() -> None:
+    queue = Queue(3)
+    await queue.add("a1", "a2", "a3", is_expensive=True)
+    assert queue.at_work == {"a1": 0}
+    await queue.add("b1", is_expensive=True)
+    assert queue.at_work == {"a1": 0, "b1": 1}
+    await queue.end("a1")
+    assert queue.at_work == {"b1": 1, "a3": 0}
 
 
 async def test_the_last_seat_is_kept_for_cheap_items() -> None:
