@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from python_multipart.multipart import MultipartCallbacks
 
 FIELD = "file"
+_MOST_PARTS = 64  # each takes the parser as long as some kilobytes of a file
 
 
 class FormFile:
@@ -36,6 +37,7 @@ class FormFile:
         self._name: str | None = None  # the file's, once its head has come
         self._is_file = False  # whether the part being read is the file
         self._has_ended = False
+        self._num_parts = 0
         self._header = [b"", b""]
         self._disposition = b""
         try:
@@ -90,6 +92,11 @@ class FormFile:
 
     def _on_part_begin(self) -> None:
         self._is_file, self._disposition = False, b""
+        self._num_parts += 1
+        if self._num_parts > _MOST_PARTS:
+            raise InvalidRequestError(
+                f"the form has more than {_MOST_PARTS} parts; send the video alone", param=FIELD
+            )
 
     def _add_header(self, place: int, data: bytes) -> None:
         self._header[place] += data

@@ -15,14 +15,13 @@ SHA-256 of a key instead of the key itself, and limits for each key:
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import hashlib
 import hmac
 import re
 import time
 import tomllib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -92,19 +91,19 @@ class Allowance:
         self.name = name
         self._limits = limits
         self._clock_s = clock_s
-        self._num_running = 0
+        self.num_running = 0
+        self.max_running = limits.concurrent_requests  # 0: no limit
         now_s = clock_s()
         self._requests = _Bucket(limits.requests_per_minute, now_s)
         self._visual_tokens = _Bucket(limits.visual_tokens_per_minute, now_s)
 
-    @contextlib.contextmanager
-    def admit(self) -> Iterator[None]:
-        """Counts a request, whose body is not read yet, for the time of the ``with`` block.
+    def admit(self) -> Admission:
+        """Counts a request, whose body is not read yet, as running until it is released.
 
         Raises RateLimitedError when a limit is reached.
         """
         limits, now_s = self._limits, self._clock_s()
-        self._check_running(1)
+        self.check_running(1)
         if wait_s := self._visual_tokens.wait_s(0, now_s):
             raise RateLimitedError(
                 f"key {self.name!r} has used its {limits.visual_tokens_per_minute} visual tokens "
@@ -117,46 +116,59 @@ class Allowance:
                 retry_after_s=wait_s,
             )
         self._requests.take_amount(1, now_s)
-        with self._running(1):
-            yield
+        return Admission(self)
 
-    @contextlib.contextmanager
-    def admit_choices(self, num_choices: int) -> Iterator[None]:
-        """Counts the further choices of an admitted request as running requests.
-
-        Raises RateLimitedError as ``admit`` does, and InvalidRequestError for more choices than the
-        limit of concurrent requests.
-        """
-        most = self._limits.concurrent_requests
-        if most and num_choices > most:
-            raise InvalidRequestError(
-                f"n is {num_choices}; key {self.name!r} may have {most} requests running, and "
-                "each choice counts as one",
-                param="n",
-            )
-        self._check_running(num_choices - 1)
-        with self._running(num_choices - 1):
-            yield
-
-    def _check_running(self, num_more: int) -> None:
-        most = self._limits.concurrent_requests
-        if most and self._num_running + num_more > most:
+    def check_running(self, num_more: int) -> None:
+        """Raises RateLimitedError if so many more requests would be too many at once."""
+        most = self.max_running
+        if most and self.num_running + num_more > most:
             raise RateLimitedError(
-                f"key {self.name!r} has {self._num_running} requests running and may have {most}",
+                f"key {self.name!r} has {self.num_running} requests running and may have {most}",
                 retry_after_s=1.0,
             )
-
-    @contextlib.contextmanager
-    def _running(self, count: int) -> Iterator[None]:
-        self._num_running += count
-        try:
-            yield
-        finally:
-            self._num_running -= count
 
     def charge_visual_tokens(self, num_tokens: int) -> None:
         """Charges a prompt's visual tokens after it was read; an excess delays later requests."""
         self._visual_tokens.take_amount(num_tokens, self._clock_s())
+
+
+class Admission:
+    """A running request of a key, until it is released, at the end of a ``with`` block at last."""
+
+    def __init__(self, allowance: Allowance) -> None:
+        self.allowance = allowance
+        self._num_running = 0
+        self._add(1)
+
+    def __enter__(self) -> Admission:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.release()
+
+    def add_choices(self, num_choices: int) -> None:
+        """Counts each choice of the request as running.
+
+        Raises RateLimitedError as ``Allowance.admit`` does, and InvalidRequestError for more
+        choices than the limit of concurrent requests.
+        """
+        most = self.allowance.max_running
+        if most and num_choices > most:
+            raise InvalidRequestError(
+                f"n is {num_choices}; key {self.allowance.name!r} may have {most} requests "
+                "running, and each choice counts as one",
+                param="n",
+            )
+        self.allowance.check_running(num_choices - 1)
+        self._add(num_choices - 1)
+
+    def release(self) -> None:
+        """Ends the request; further calls do nothing."""
+        self._add(-self._num_running)
+
+    def _add(self, count: int) -> None:
+        self._num_running += count
+        self.allowance.num_running += count
 
 
 class Keyring:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 import re
 import time
@@ -275,8 +274,8 @@ class HeadMiddleware:
 class KeyMiddleware:
     """Checks the API key and its limits on guarded paths, before the body is read.
 
-    Each POST counts as a request. The request's ``state.key`` is the key's allowance, or None where
-    no key is needed.
+    Each POST counts as a request. The request's ``state.key`` is the key's allowance, and
+    ``state.admission`` what counts it; both are None where no key is needed.
     """
 
     def __init__(self, app: ASGIApp, *, keyring: Keyring) -> None:
@@ -293,7 +292,7 @@ class KeyMiddleware:
                 if allowance is None:
                     await _unauthorized(has_key=bool(key))(scope, receive, send)
                     return
-            scope.setdefault("state", {})["key"] = allowance
+            scope.setdefault("state", {}).update(key=allowance, admission=None)
             if allowance is not None and scope["method"] == "POST":
                 await self._admit(allowance, scope, receive, send)
                 return
@@ -302,15 +301,23 @@ class KeyMiddleware:
     async def _admit(
         self, allowance: Allowance, scope: Scope, receive: Receive, send: Send
     ) -> None:
-        with contextlib.ExitStack() as admitted:
-            try:
-                admitted.enter_context(allowance.admit())
-            except RateLimitedError as error:
-                refusal = error_response(error, path=scope["path"])
-                refusal.headers["connection"] = "close"
-                await refusal(scope, receive, send)
-                return
-            await self._app(scope, receive, send)
+        try:
+            admission = allowance.admit()
+        except RateLimitedError as error:
+            refusal = error_response(error, path=scope["path"])
+            refusal.headers["connection"] = "close"
+            await refusal(scope, receive, send)
+            return
+
+        async def send_releasing(message: Message) -> None:
+            # Before the last byte: a client that has its answer may ask again at once.
+            if message["type"] == "http.response.body" and not message.get("more_body"):
+                admission.release()
+            await send(message)
+
+        scope["state"]["admission"] = admission
+        with admission:
+            await self._app(scope, receive, send_releasing)
 
 
 def _unauthorized(*, has_key: bool) -> JSONResponse:

@@ -20,7 +20,7 @@ from gateway.choices import Choices
 from gateway.completion import Completion
 from gateway.errors import describe_error, request_took_too_long, server_is_stopping
 from gateway.events import EventLog
-from gateway.keys import Allowance
+from gateway.keys import Admission, Allowance
 from gateway.media import CopiedFiles
 from gateway.openapi import CHAT_ANSWERED, answers
 from gateway.report import AnswerRecord, Timeline
@@ -66,8 +66,9 @@ class ChatResponse(Response):
         self._state = state
         self._request_id: str = request.state.request_id
         self._received_ns: int = request.state.received_ns
-        # None if the server needs no API keys.
+        # Both are None if the server needs no API keys.
         self._allowance: Allowance | None = request.state.key
+        self._admission: Admission | None = request.state.admission
         self._owner = None if self._allowance is None else self._allowance.name
         self._holding: Holding = request.state.body.holding
         self._client: str = request.state.body.client
@@ -112,13 +113,10 @@ class ChatResponse(Response):
 
     async def _answer_within_limits(self, scope: Scope, receive: Receive, send: Send) -> None:
         count = translate.num_choices(self._body, self._state.settings)
-        admitted = (
-            contextlib.nullcontext()
-            if self._allowance is None
-            else self._allowance.admit_choices(count)
-        )
+        if self._admission is not None:
+            self._admission.add_choices(count)
         urls = [url for _, _, url, _ in media_fields.media_parts(self._body)]
-        with admitted, self._state.uploads.keeping(urls):
+        with self._state.uploads.keeping(urls):
             await self._answer(count, scope, receive, send)
 
     async def _answer(self, count: int, scope: Scope, receive: Receive, send: Send) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import logging
+from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -54,7 +55,7 @@ class SequenceStreams:
         self._response = response
         self._new_sequence = new_sequence
         self._readers: set[asyncio.Task[Any]] = set()
-        self._num_unopened = 0
+        self._unopened: deque[asyncio.Future[None]] = deque()  # the oldest first
 
     @answering_errors
     async def GetModel(
@@ -99,18 +100,25 @@ class SequenceStreams:
         return request
 
     async def _read_first(self, context: Context) -> Any:
-        """Returns a stream's first message; raises DeadlineError if it does not come."""
-        if self._num_unopened >= _MOST_UNOPENED:
-            raise OverloadedError(f"{_MOST_UNOPENED} streams have sent no open message yet")
-        self._num_unopened += 1
+        """Returns a stream's first message. Raises DeadlineError if it does not come, and
+        OverloadedError if so many streams came since that this is the oldest without one."""
+        given_up = asyncio.get_running_loop().create_future()
+        if len(self._unopened) >= _MOST_UNOPENED:
+            self._unopened.popleft().set_result(None)
+        self._unopened.append(given_up)
         reading = self._keep(asyncio.create_task(_read_message(context)))
         try:
-            await asyncio.wait((reading,), timeout=_OPEN_S)
+            await asyncio.wait(
+                (reading, given_up), timeout=_OPEN_S, return_when=asyncio.FIRST_COMPLETED
+            )
         finally:
-            self._num_unopened -= 1
-        if not reading.done():
-            raise DeadlineError(f"the stream has sent no open message within {_OPEN_S:g} s")
-        return reading.result()
+            if not given_up.done():
+                self._unopened.remove(given_up)
+        if reading.done():
+            return reading.result()
+        if given_up.done():
+            raise OverloadedError(f"{_MOST_UNOPENED} streams came since, and this has sent nothing")
+        raise DeadlineError(f"the stream has sent no open message within {_OPEN_S:g} s")
 
     async def _run(
         self, context: Context, backend: Backend, sequence: EngineSequence, record: StreamRecord

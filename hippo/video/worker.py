@@ -56,6 +56,8 @@ _LATE_MODULES = (
     ),
 )
 
+_NICE = 10  # answers in progress go first
+
 
 class Result:
     """The shared file of one result's pixels; ``descriptor`` is -1 before ``allocate``."""
@@ -153,6 +155,7 @@ def main() -> None:
     settings = json.loads(sys.argv[2])
     if settings["cpu_core"] is not None and hasattr(os, "sched_setaffinity"):
         os.sched_setaffinity(0, {settings["cpu_core"]})
+    os.nice(_NICE)
     limits = DecodeLimits(**settings["limits"])
     import_late_modules()
     reply: Message = {"confined": confine(limits.max_memory_bytes)}

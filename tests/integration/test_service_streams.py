@@ -332,6 +332,7 @@ async def test_streams_that_send_nothing_are_bounded_and_ended(
             stub: Any = target_pb2_grpc.TargetServiceStub(channel)
             calls = [stub.Verify() for _ in range(3)]
             codes = [await asyncio.wait_for(call.code(), 30) for call in calls]
+        # A stream that sends something at once is never the oldest that has sent nothing.
         exceeded, exhausted = grpc.StatusCode.DEADLINE_EXCEEDED, grpc.StatusCode.RESOURCE_EXHAUSTED
         assert sorted(codes, key=str) == sorted((exceeded, exceeded, exhausted), key=str)
         await until(lambda: service.num_streams == 0)

@@ -58,6 +58,8 @@ async def test_a_form_without_the_file_or_of_another_type_is_refused() -> None:
             FormFile(wrong, _pieces([body]))
     with pytest.raises(InvalidRequestError, match="malformed"):
         await _read(content_type, _pieces([b"no boundary"]))
+    with pytest.raises(InvalidRequestError, match="more than 64 parts"):
+        await _read("multipart/form-data; boundary=b", _pieces([b"--b\r\n\r\n" * 200]))
     for boundary in ("x" * 2000, "\xe9"):
         with pytest.raises(InvalidRequestError, match=r"boundary|malformed|cut off"):
             await _read(f"multipart/form-data; boundary={boundary}", _pieces([body]))

@@ -123,18 +123,20 @@ def test_every_choice_counts_as_a_request_that_runs_and_all_as_one_that_is_made(
     clock = _Clock()
     limits = Limits(requests_per_minute=2, concurrent_requests=3)
     allowance = Allowance("alice", limits, clock_s=clock)
-    with allowance.admit(), allowance.admit_choices(2):
-        with allowance.admit(), pytest.raises(RateLimitedError), allowance.admit_choices(2):
-            pass
+    with allowance.admit() as first, allowance.admit() as second:
+        first.add_choices(2)
+        with pytest.raises(RateLimitedError):
+            second.add_choices(2)
         with pytest.raises(RateLimitedError), allowance.admit():
             pass
+        first.release()
+        second.add_choices(3)
     clock.now_s += 60.0
     for _ in range(2):
-        with allowance.admit(), allowance.admit_choices(3):
-            pass
+        with allowance.admit() as admission:
+            admission.add_choices(3)
     with pytest.raises(InvalidRequestError, match="n is 4; key 'alice' may have 3") as caught:
-        with allowance.admit_choices(4):
-            pass
+        admission.add_choices(4)
     assert caught.value.param == "n"
 
 

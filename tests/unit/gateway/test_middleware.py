@@ -194,6 +194,12 @@ async def test_a_key_with_all_its_requests_running_is_told_before_its_body_is_re
         assert (await http.post("/tokenize", json={})).status_code == 400
 
 
+async def test_a_client_that_has_its_answer_may_ask_again_at_once(app: FastAPI) -> None:
+    async with _client(app, "alice") as http:
+        for _ in range(20):
+            assert (await http.post("/tokenize", json={})).status_code == 400
+
+
 async def test_bodies_that_are_held_leave_room_for_ordinary_requests(app: FastAPI) -> None:
     """Whoever sends them, and whether or not the rest of them comes."""
     has_begun = asyncio.Event()
