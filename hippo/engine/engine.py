@@ -69,7 +69,9 @@ class Engine:
             self.device, turn=self._turn, on_error=self._fail_device, on_idle=self._count_idle
         )
         self._sequences: dict[EngineSequence, None] = {}  # an ordered set
-        self.jobs = Jobs(self.counters, mark_on(self.device))
+        self.jobs = Jobs(
+            self.counters, mark_on(self.device), capacity=model.info.max_context_length
+        )
         self._num_stepped = 0  # sequences of the last forward; 0: no sequence had a step
         self._forward_ns = 0  # duration of the last forward
         self._tokens_each = 1.0  # mean tokens per sequence of the last forward
@@ -140,7 +142,7 @@ class Engine:
 
     def start_job(self, sequence: EngineSequence, job: Job) -> None:
         """Queues device work whose pieces run between two forwards."""
-        self.jobs.add_job(sequence, job)
+        self.jobs.add_job(sequence, job, num_tokens=sequence.prompt.length)
 
     def take_over_rows(
         self, sequence: EngineSequence, rows: CachedRows, *, most: int | None = None
@@ -265,7 +267,7 @@ class Engine:
         return steps, until_ns
 
     def _advance_jobs(self) -> bool:
-        """Runs pieces of the oldest jobs within the budget; returns whether there was a job."""
+        """Runs pieces of jobs within the budget; returns whether there was a job."""
         has_worked = len(self.jobs) > 0
         until_ns = perf_counter_ns() + prefill_budget_ns(
             num_waiting=len(self.jobs),

@@ -8,6 +8,7 @@ time, at most one piece delays a forward, and the device always has queued work.
 from __future__ import annotations
 
 from collections.abc import Callable, Generator
+from dataclasses import dataclass
 from time import perf_counter_ns
 
 import torch
@@ -42,15 +43,38 @@ def _nothing_to_wait_for() -> None:
     pass
 
 
-class Jobs:
-    """The jobs of all sequences, oldest first; only the device thread uses them."""
+@dataclass(slots=True, eq=False)
+class _Entry:
+    sequence: EngineSequence
+    job: Job
+    num_tokens: int  # of its prompt
+    has_begun: bool = False
 
-    def __init__(self, counters: EngineCounters, mark: Mark = _nothing_to_mark) -> None:
+    @property
+    def client(self) -> str:
+        return self.sequence.request.client
+
+
+class Jobs:
+    """The jobs of all sequences; only the device thread uses them.
+
+    The oldest runs to its end, but for a job of another client whose prompt is at most half as
+    long: both then take turns, so that nobody waits for another client's long prompt. Prompts that
+    have begun have together at most ``capacity`` tokens, those of the longest prompt, for which
+    there is memory.
+    """
+
+    def __init__(
+        self, counters: EngineCounters, mark: Mark = _nothing_to_mark, *, capacity: int = 0
+    ) -> None:
         self._counters = counters
         self._mark = mark
+        self._capacity = capacity
         self._wait_for_last = _nothing_to_wait_for
         self._last: EngineSequence | None = None  # the sequence of that piece
-        self._entries: list[tuple[EngineSequence, Job]] = []
+        self._entries: list[_Entry] = []
+        # Device time of each client that has jobs; a new client begins with the least of them.
+        self._served_ns: dict[str, int] = {}
         self._running: Job | None = None
         self.piece_began_ns = 0  # start of the piece in progress
 
@@ -61,19 +85,36 @@ class Jobs:
         """Returns the device time of the sequence's jobs in ns; only inside one of its pieces."""
         return sequence.job_ns + perf_counter_ns() - self.piece_began_ns
 
-    def add_job(self, sequence: EngineSequence, job: Job) -> None:
-        """Queues a job that has not started."""
-        self._entries.append((sequence, job))
+    def add_job(self, sequence: EngineSequence, job: Job, *, num_tokens: int = 0) -> None:
+        """Queues a job that has not started, of a prompt of ``num_tokens`` tokens."""
+        least_ns = min(self._served_ns.values(), default=0)
+        self._served_ns.setdefault(sequence.request.client, least_ns)
+        self._entries.append(_Entry(sequence, job, num_tokens))
 
     def next_sequence(self) -> EngineSequence | None:
-        """Returns the sequence with the oldest job, or None if there is no job."""
-        return self._entries[0][0] if self._entries else None
+        """Returns the sequence whose oldest job is next, or None if there is no job."""
+        begun = [entry.num_tokens for entry in self._entries if entry.has_begun]
+        if not begun:
+            return self._entries[0].sequence if self._entries else None
+        first: dict[str, _Entry] = {}  # of each client
+        for entry in self._entries:
+            first.setdefault(entry.client, entry)
+
+        def may_run(entry: _Entry) -> bool:
+            is_short = 2 * entry.num_tokens <= max(begun)
+            return entry.has_begun or (is_short and entry.num_tokens + sum(begun) <= self._capacity)
+
+        able = filter(may_run, first.values())
+        return min(
+            able, key=lambda entry: (self._served_ns[entry.client], entry.has_begun)
+        ).sequence
 
     def advance_job(self, sequence: EngineSequence) -> None:
         """Runs the next piece of a sequence's oldest job; an exception ends the job and is
         raised again."""
-        entry = next(entry for entry in self._entries if entry[0] is sequence)
-        job = entry[1]
+        entry = next(entry for entry in self._entries if entry.sequence is sequence)
+        job = entry.job
+        entry.has_begun = True
         self._running, self.piece_began_ns = job, perf_counter_ns()
         is_over = True
         try:
@@ -89,8 +130,10 @@ class Jobs:
                 duration_ns = perf_counter_ns() - self.piece_began_ns
                 sequence.job_ns += duration_ns
                 self._counters.prefill_ns += duration_ns
-                if is_over and entry in self._entries:
-                    self._entries.remove(entry)
+                if entry in self._entries:
+                    self._served_ns[entry.client] += duration_ns
+                    if is_over:
+                        self._remove(entry)
         if sequence.is_closed:
             job.close()
 
@@ -117,9 +160,14 @@ class Jobs:
 
     def drop_jobs(self, sequence: EngineSequence) -> None:
         """Ends the sequence's jobs; a job with a piece in progress ends after this piece."""
-        for entry in [entry for entry in self._entries if entry[0] is sequence]:
-            self._entries.remove(entry)
-            if entry[1] is not self._running:
-                entry[1].close()
+        for entry in [entry for entry in self._entries if entry.sequence is sequence]:
+            self._remove(entry)
+            if entry.job is not self._running:
+                entry.job.close()
         if self._last is sequence:  # no reference may keep a closed sequence alive
             self._last = None
+
+    def _remove(self, entry: _Entry) -> None:
+        self._entries.remove(entry)
+        if all(entry.client != other.client for other in self._entries):
+            del self._served_ns[entry.client]

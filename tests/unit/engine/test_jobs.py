@@ -18,9 +18,9 @@ from services.draft.sequence import DraftSequence
 from tests.support.services import toy_request
 
 
-def sequence() -> EngineSequence:
+def sequence(client: str = "") -> EngineSequence:
     return DraftSequence(
-        toy_request(),
+        toy_request(client=client),
         SlotPool(1, max_waiting=0),
         max_guessed=0,
         room=FeatureRoom(),
@@ -63,6 +63,42 @@ def test_the_oldest_runs_to_its_end_first(jobs: Jobs) -> None:
     run(jobs)
     assert recorder.events == ["a0", "a over", "b0", "b over"]
     assert len(jobs) == 0
+
+
+def _is_let_by(client: str, num_tokens: int, *, capacity: int = 100) -> bool:
+    """Whether a prompt runs before the rest of one of 50 tokens of client "a" that has begun."""
+    recorder, jobs = Recorder(), Jobs(EngineCounters(), capacity=capacity)
+    long = sequence("a")
+    jobs.add_job(long, recorder.job("long", 2), num_tokens=50)
+    jobs.advance_job(long)
+    jobs.add_job(sequence(client), recorder.job("other", 1), num_tokens=num_tokens)
+    run(jobs)
+    return recorder.events.index("other0") < recorder.events.index("long1")
+
+
+def test_a_long_prompt_lets_short_ones_of_other_clients_by() -> None:
+    assert _is_let_by("b", 25)
+    assert not _is_let_by("b", 26)  # hardly shorter
+    assert not _is_let_by("a", 5)  # its own
+    assert _is_let_by("b", 25, capacity=75)
+    assert not _is_let_by("b", 25, capacity=74)  # no memory
+
+
+def test_clients_with_prompts_that_have_begun_take_turns() -> None:
+    recorder, jobs = Recorder(), Jobs(EngineCounters(), capacity=100)
+    long, short = sequence("a"), sequence("b")
+    jobs.add_job(long, recorder.job("a", 3), num_tokens=50)
+    jobs.advance_job(long)
+    jobs.add_job(short, recorder.job("b", 2), num_tokens=10)
+    for served_ns in ({"a": 1, "b": 1 << 60}, {"a": 1 << 60, "b": 1}) * 2:
+        jobs._served_ns.update(served_ns)
+        one = jobs.next_sequence()
+        assert one is not None
+        jobs.advance_job(one)
+    assert recorder.events == ["a0", "a1", "b0", "a2", "b1"]
+    jobs.drop_jobs(long)
+    run(jobs)
+    assert jobs._served_ns == {}
 
 
 def test_jobs_of_one_sequence_run_one_after_another(jobs: Jobs) -> None:
