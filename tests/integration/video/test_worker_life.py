@@ -107,7 +107,7 @@ async def with_first_at_work(decoder: MediaDecoder) -> tuple[int, asyncio.Task[D
 
 
 async def test_a_cheap_item_does_not_wait_for_a_long_one() -> None:
-    async with MediaDecoder() as decoder:
+    async with MediaDecoder(num_workers=2) as decoder:
         assert decoder.worker_pids[1] is None
         pid, task = await with_first_at_work(decoder)
         for _ in range(2):
@@ -120,7 +120,7 @@ async def test_a_cheap_item_does_not_wait_for_a_long_one() -> None:
 async def test_an_expensive_item_waits_for_a_worker_of_expensive_ones(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    async with MediaDecoder() as decoder:
+    async with MediaDecoder(num_workers=2) as decoder:
         pid, first = await with_first_at_work(decoder)
         await decoder.decode(image("PNG"), FramePlan())
         monkeypatch.setattr("hippo.video.decoder.CHEAP_S", 0.0)
@@ -136,7 +136,7 @@ async def test_an_expensive_item_waits_for_a_worker_of_expensive_ones(
 async def test_an_item_that_is_not_cheap_after_all_is_decoded_by_another_worker(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    async with MediaDecoder() as decoder:
+    async with MediaDecoder(num_workers=2) as decoder:
         pid, first = await with_first_at_work(decoder)
         await decoder.decode(image("PNG"), FramePlan())
         slow = decoder.worker_pids[1] or 0
