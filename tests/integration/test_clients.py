@@ -49,4 +49,4 @@ async def test_the_decoder_knows_the_name_of_the_key() -> None:
                 answer.raise_for_status()
         async with serving_gateway(GatewaySettings(target=(target.address,))) as http:
             (await http.post("/v1/chat/completions", json=question(6))).raise_for_status()
-    assert decoder.clients == ["alice", "bob", ""]
+    assert decoder.clients == ["alice", "bob", "address 127.0.0.1"]

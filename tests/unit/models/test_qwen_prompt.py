@@ -160,7 +160,7 @@ def test_a_prompt_says_what_the_model_sees_of_each_item(reference: Reference) ->
 
 
 def test_frames_that_the_processor_refuses_are_refused(reference: Reference) -> None:
-    with pytest.raises(MediaError, match="aspect ratio"):
+    with pytest.raises(MediaError, match="at most 200 times the other"):
         builder(reference).build_prompt(user(0, "what?"), [video(2, 4, 900)], FramePlan())
 
 
