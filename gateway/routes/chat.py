@@ -79,6 +79,7 @@ class ChatResponse(Response):
         }
         self._has_begun = False  # the status was or is being sent
         self._is_sent = False
+        self._is_charged = False
         self._ending: HippoError | None = None  # why the answer was ended early
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -177,6 +178,7 @@ class ChatResponse(Response):
                 else:
                     await choices.wait_begun()
                     answer = JSONResponse(await self._collect(choices))
+                    self._charge(choices)
                     self._has_begun = True
                     await answer(scope, receive, send)
                 self._is_sent = True
@@ -188,8 +190,7 @@ class ChatResponse(Response):
         finally:
             if self._ending is not None:
                 choices.mark_failed(self._ending)
-            if self._allowance is not None:
-                self._allowance.charge_visual_tokens(choices.num_visual_tokens)
+            self._charge(choices)
             spans.describe_answer(self._head, request, choices)
             for completion in choices.completions:
                 record, target = completion.record, completion.pair.target
@@ -205,6 +206,12 @@ class ChatResponse(Response):
                     target.note_answer(record.served_s)
                 if record.policy != "off" and record.num_completion_tokens > 1:
                     target.calibration.note_context_length(record.mean_context_length)
+
+    def _charge(self, choices: Choices) -> None:
+        """Charges the key once, before the last byte: the client may then ask again at once."""
+        if self._allowance is not None and not self._is_charged:
+            self._is_charged = True
+            self._allowance.charge_visual_tokens(choices.num_visual_tokens)
 
     def _completion(
         self,
@@ -337,6 +344,7 @@ class ChatResponse(Response):
                     async with asyncio.timeout(_LAST_WORD_S):
                         await send_bytes(sse.event(describe_error(self._ending)), more=False)
             raise
+        self._charge(choices)
         metrics = report.client_metrics(choices.records[0])
         await send_bytes(writer.end_stream(usage=choices.usage, metrics=metrics), more=False)
 
