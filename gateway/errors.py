@@ -84,6 +84,13 @@ class BodyStalledError(HTTPException):
         super().__init__(408, f"{told}; send the request again", headers={"connection": "close"})
 
 
+class BodyEncodingError(HTTPException):
+    """A JSON body has a null byte, which JSON in UTF-8 never has."""
+
+    def __init__(self) -> None:
+        super().__init__(400, "the request body is not UTF-8, as JSON must be (RFC 8259)")
+
+
 class BodyTooComplexError(HTTPException):
     """A JSON body has more than ``most`` values."""
 

@@ -15,6 +15,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from gateway.budget import ByteBudget, Holding
 from gateway.errors import (
     QUIET_PATHS,
+    BodyEncodingError,
     BodyStalledError,
     BodyTooComplexError,
     BodyTooLargeError,
@@ -210,6 +211,8 @@ class _Body:
             if self._num_received > self.max_bytes:
                 raise self.too_large()
             if not self._is_upload:
+                if b"\0" in piece:  # of UTF-16 and UTF-32, in which the counter sees no values
+                    raise BodyEncodingError
                 self.holding.take(len(piece))
                 self._values.feed(piece)
                 if self._values.num_values > _MOST_VALUES:

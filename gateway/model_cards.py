@@ -20,7 +20,7 @@ class ServiceCard(BaseModel):
     """A draft or target service of the gateway."""
 
     service: Literal["target", "draft"]
-    id: str = Field(description="Stands for the service's address, at every gateway.")
+    id: str = Field(description="By the order of the gateway's list; its address is not told.")
     is_up: bool
     problem: str | None
     num_running: int = Field(description="Running sequences of this gateway.")

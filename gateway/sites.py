@@ -62,9 +62,11 @@ class SiteMiddleware:
                 "use its address, localhost, or a name that the operator gives with --allowed-hosts"
             )
         origin = headers.get("origin", "")
-        is_foreign = bool(origin) and urlsplit(origin).netloc.lower() != host.lower()
+        site, mode = headers.get("sec-fetch-site"), headers.get("sec-fetch-mode")
+        # Browsers say so themselves over TLS, where a proxy may have changed the host.
+        is_foreign = bool(origin) and site != "same-origin"
+        is_foreign = is_foreign and urlsplit(origin).netloc.lower() != host.lower()
         if method in _READING:
-            site, mode = headers.get("sec-fetch-site"), headers.get("sec-fetch-mode")
             # A link may lead here; of a request with an origin, CORS says who reads the answer.
             is_foreign = site == "cross-site" and mode == "no-cors" and "*" not in self._origins
         elif {"*", origin} & self._origins:

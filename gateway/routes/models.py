@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 from dataclasses import fields
 from typing import Annotated, Literal
@@ -94,17 +93,20 @@ def _card(info: ModelInfo, state: State) -> ModelCard:
             draft=None if draft is None else DraftCard.model_validate(draft, from_attributes=True),
             draft_problem=problem and without_addresses(problem),
             services=[
-                *(_service("target", each) for each in (*serving, *down)),
-                *(_service("draft", each) for each in backends.drafts),
+                *(
+                    _service("target", backends.targets.index(each), each)
+                    for each in (*serving, *down)
+                ),
+                *(_service("draft", number, each) for number, each in enumerate(backends.drafts)),
             ],
         ),
     )
 
 
-def _service(noun: Literal["target", "draft"], watch: Target | Draft) -> ServiceCard:
+def _service(noun: Literal["target", "draft"], number: int, watch: Target | Draft) -> ServiceCard:
     return ServiceCard(
         service=noun,
-        id=hashlib.sha256(watch.address.encode()).hexdigest()[:8],
+        id=f"{noun}-{number}",
         is_up=watch.info is not None,
         problem=None if watch.info is not None else without_addresses(watch.problem),
         num_running=watch.num_running,

@@ -15,12 +15,12 @@ from hippo.engine.media_cache import Decoder, MediaCache
 from hippo.errors import ContextLengthError, InvalidRequestError, MediaError
 from hippo.models.base import DecodedMedia, Prompt, VideoLanguageModel
 from hippo.models.content import CachedRows, cached_rows, salted
-from hippo.models.messages import REMEDY
+from hippo.models.messages import REMEDY, texts_of
 from hippo.sampling.masks import GRAMMAR_PARAM, TokenMasks
 from hippo.tasks import gather_or_cancel
 from hippo.texts import TextLimit
 from hippo.tracing import span
-from hippo.types import FramePlan, MediaKind, OpenRequest, TextPart
+from hippo.types import FramePlan, MediaKind, OpenRequest
 
 ResultT = TypeVar("ResultT")
 
@@ -77,7 +77,7 @@ class PromptReader:
         """
         began_ns = perf_counter_ns()
         if self._text_limit is not None:
-            await self._text_limit.count_tokens(_texts(request), self._threads)
+            await self._text_limit.count_tokens(list(texts_of(request.messages)), self._threads)
         masks = None
         if request.sampling.grammar:
             masks = await self._compile(request)
@@ -149,15 +149,6 @@ async def _run(
     threads: ThreadPoolExecutor, function: Callable[..., ResultT], *arguments: object
 ) -> ResultT:
     return await asyncio.get_running_loop().run_in_executor(threads, function, *arguments)
-
-
-def _texts(request: OpenRequest) -> list[str]:
-    return [
-        part.text
-        for message in request.messages
-        for part in message.content
-        if isinstance(part, TextPart)
-    ]
 
 
 def _plan_of_each(request: OpenRequest) -> FramePlan:

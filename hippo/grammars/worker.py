@@ -23,6 +23,7 @@ from llguidance import LLTokenizer
 from hippo.grammars.limits import error_of, new_matcher
 from hippo.worker_process import (
     Message,
+    give_way,
     limit_memory,
     receive_descriptor,
     receive_message,
@@ -68,7 +69,7 @@ def main() -> None:
         if received is None:
             return
         tokenizer = LLTokenizer(**received[0])
-        os.nice(10)  # answers in progress go first
+        give_way()
         send_message(channel, {})  # ready
         while (descriptor := receive_descriptor(channel)) is not None:
             with socket.socket(fileno=descriptor) as own:

@@ -36,6 +36,7 @@ from hippo.video.limits import DecodeLimits
 from hippo.video.resizing import FrameLimits
 from hippo.worker_process import (
     Message,
+    give_way,
     map_whole,
     receive_message,
     send_message,
@@ -55,8 +56,6 @@ _LATE_MODULES = (
         for reader in ("Avif", "Bmp", "Gif", "Jpeg", "Mpo", "Png", "Ppm", "Tiff", "WebP")
     ),
 )
-
-_NICE = 10  # answers in progress go first
 
 
 class Result:
@@ -155,7 +154,7 @@ def main() -> None:
     settings = json.loads(sys.argv[2])
     if settings["cpu_core"] is not None and hasattr(os, "sched_setaffinity"):
         os.sched_setaffinity(0, {settings["cpu_core"]})
-    os.nice(_NICE)
+    give_way()
     limits = DecodeLimits(**settings["limits"])
     import_late_modules()
     reply: Message = {"confined": confine(limits.max_memory_bytes)}

@@ -10,8 +10,8 @@ class FeatureRoom:
     features that wait for a selection are of at most ``capacity`` tokens in total.
 
     The capacity is that of the longest prompt, for whose features ModelShape.work_bytes leaves
-    memory. A target prefills its sequences one after another, so the room delays no tower whose
-    selection comes soon. Only the device thread uses this class.
+    memory. A target has few prefills in progress (hippo.engine.jobs), so the room hardly delays a
+    tower whose selection comes soon. Only the device thread uses this class.
     """
 
     def __init__(self) -> None:

@@ -243,6 +243,15 @@ async def test_a_body_of_many_values_is_never_parsed(body: bytes, app: FastAPI) 
     assert "more than 65,536 values" in answer.json()["error"]["message"]
 
 
+@pytest.mark.parametrize("encoding", ["utf-16", "utf-16-be", "utf-32"])
+async def test_values_do_not_hide_in_another_encoding(encoding: str, app: FastAPI) -> None:
+    text = '{"a": "\\"", "metadata": [' + "{}," * 100_000 + "{}]}"
+    async with _client(app, "alice") as http:
+        answer = await http.post("/detokenize", content=text.encode(encoding))
+    assert answer.status_code == 400
+    assert "not UTF-8" in answer.json()["error"]["message"]
+
+
 async def test_memory_is_given_back_after_a_large_request(monkeypatch: pytest.MonkeyPatch) -> None:
     trimmed = asyncio.Event()
     loop = asyncio.get_running_loop()

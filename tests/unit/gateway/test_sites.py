@@ -78,6 +78,9 @@ async def test_a_page_of_another_site_changes_nothing(origin: str, method: str) 
 async def test_our_own_page_and_programs_may() -> None:
     assert await _status({"origin": "http://localhost:8000"}, method="POST") == 404
     assert await _status({}, method="POST") == 404
+    behind_proxy = {"origin": "https://hippo.example", "sec-fetch-site": "same-origin"}
+    assert await _status(behind_proxy, method="POST") == 404
+    assert await _status({**behind_proxy, "sec-fetch-site": "same-site"}, method="POST") == 403
 
 
 async def test_another_site_embeds_nothing_but_may_link() -> None:
