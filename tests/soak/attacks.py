@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import contextlib
 import io
 import itertools
 import json
@@ -31,6 +32,7 @@ from tests.soak.attacker import AGAIN_S, CHAT, MB, PAUSE_S, Aim, Attacker, head_
 
 _SPACES = b" " * MB  # of which JSON may have any number
 _NUM_CONNECTIONS = 400
+_FIRST_OUTCOME_S = 30.0
 _NICE = 19  # the processor time that nobody else wants: the services have two cores
 _JSON = {"content-type": "application/json"}
 _MAX_OWN_SHARE = 0.5  # of a prompt that only another key asked: more than the template's tokens
@@ -323,6 +325,15 @@ def special_tokens(at: Attacker) -> Workers:
     return [at.keep_asking(*bodies)]
 
 
+async def _until_the_end(at: Attacker) -> None:
+    """Waits until the input ends; and, as it may have had no processor time, for an outcome."""
+    await asyncio.get_running_loop().run_in_executor(None, sys.stdin.read)
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(_FIRST_OUTCOME_S):
+            while not at.outcomes:
+                await asyncio.sleep(PAUSE_S)
+
+
 async def _run(aim: Aim) -> dict[str, Any]:
     at = Attacker(aim)
     workers = list(ATTACKS[aim.attack](at))
@@ -330,7 +341,7 @@ async def _run(aim: Aim) -> dict[str, Any]:
     sys.stdout.write("attacking\n")
     sys.stdout.flush()
     tasks = [asyncio.create_task(worker) for worker in workers]
-    ended = asyncio.get_running_loop().run_in_executor(None, sys.stdin.read)
+    ended = asyncio.create_task(_until_the_end(at))
     await asyncio.wait((*tasks, ended), return_when=asyncio.FIRST_COMPLETED)
     for task in tasks:
         task.cancel()
