@@ -26,7 +26,7 @@ import torch
 from hippo.engine.batch import sample_steps, start_masks
 from hippo.engine.bounded import VisionCache
 from hippo.engine.device_thread import DeviceThread
-from hippo.engine.fairness import prefill_budget_ns
+from hippo.engine.fairness import PrefillShare
 from hippo.engine.jobs import Job, Jobs, mark_on
 from hippo.engine.prompts import ReadPrompt
 from hippo.engine.sequence import EngineSequence
@@ -72,9 +72,7 @@ class Engine:
         self.jobs = Jobs(
             self.counters, mark_on(self.device), capacity=model.info.max_context_length
         )
-        self._num_stepped = 0  # sequences of the last forward; 0: no sequence had a step
-        self._forward_ns = 0  # duration of the last forward
-        self._tokens_each = 1.0  # mean tokens per sequence of the last forward
+        self._share = PrefillShare()
         self._warm_prompt: Prompt | None = None
         self._failure: Exception | None = None
 
@@ -225,7 +223,7 @@ class Engine:
         if steps:
             self._step(steps)
             return 0
-        self._num_stepped = 0
+        self._share.count_no_forward()
         if has_worked:
             return 0
         return None if until_ns is None else max(until_ns - perf_counter_ns(), 0)
@@ -267,23 +265,19 @@ class Engine:
         return steps, until_ns
 
     def _advance_jobs(self) -> bool:
-        """Runs pieces of jobs within the budget; returns whether there was a job."""
+        """Runs pieces of jobs within their share; returns whether there was a job."""
         has_worked = len(self.jobs) > 0
-        until_ns = perf_counter_ns() + prefill_budget_ns(
-            num_waiting=len(self.jobs),
-            num_running=self._num_stepped,
-            forward_ns=self._forward_ns,
-            tokens_each=self._tokens_each,
-        )
         while (sequence := self.jobs.next_sequence()) is not None:
+            if not self._share.allows(sequence.request.client, num_waiting=len(self.jobs)):
+                break
+            began_ns = perf_counter_ns()
             try:
                 self.jobs.advance_job(sequence)
             except Exception as error:
                 self._fail(sequence, error)
                 self._check_device(error, sequence.slot)
+            self._share.count_piece(perf_counter_ns() - began_ns)
             self._thread.handle_inbox()
-            if perf_counter_ns() >= until_ns:
-                break
         return has_worked
 
     def _step(self, steps: list[Work]) -> None:
@@ -310,9 +304,8 @@ class Engine:
             self._check_device(error, steps[0][0].slot)
             return
         ended_ns = perf_counter_ns()
-        self._forward_ns = ended_ns - began_ns
-        self._num_stepped = len(steps)
-        self.counters.count_forward(self._forward_ns, plan.num_rows, len(steps))
+        forward_ns, clients = ended_ns - began_ns, [pair[0].request.client for pair in steps]
+        self.counters.count_forward(forward_ns, plan.num_rows, len(steps))
         self._thread.handle_inbox()
         num_tokens = 0
         for (sequence, step), (token_ids, notes) in zip(steps, sampled, strict=True):
@@ -324,7 +317,7 @@ class Engine:
                 self._send_messages(sequence)
             except Exception as error:
                 self._fail(sequence, error)
-        self._tokens_each = num_tokens / len(steps)
+        self._share.count_forward(forward_ns, clients, num_tokens)
 
     def _fail(self, sequence: EngineSequence, error: Exception) -> None:
         """Ends one sequence with an error, which the client receives."""

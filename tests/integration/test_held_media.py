@@ -10,6 +10,7 @@ from collections.abc import Sequence
 import pytest
 import torch
 
+from hippo.engine.fairness import PrefillShare
 from hippo.engine.prompts import NUM_READER_THREADS
 from hippo.models.base import DecodedMedia, Prompt
 from hippo.types import (
@@ -120,7 +121,8 @@ async def test_only_the_next_in_line_are_decoded_while_they_wait_for_a_slot() ->
 async def test_a_running_sequence_steps_between_two_pieces_of_the_tower(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("hippo.engine.engine.prefill_budget_ns", lambda **_: 0)  # a piece a turn
+    monkeypatch.setattr(PrefillShare, "allows", lambda share, *_, **__: not share._has_run)
+    monkeypatch.setattr(PrefillShare, "count_forward", lambda share, *_: share.count_no_forward())
     model = ToyModel()
     parts: list[ContentPart] = [*map(MediaPart, range(6)), TextPart("which?")]
     media = tuple(Media(MediaKind.VIDEO, b"toy:%d" % number) for number in range(1, 7))
