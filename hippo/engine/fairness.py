@@ -31,7 +31,7 @@ def prefill_budget_ns(
 
     If the prefill ``delays_others``, sequences of other clients than its own, its limit is
     ``_MOST_FORWARDS_OF_OTHERS``, whatever a forward yields: of two clients neither takes more than
-    half of the device's time, and a sequence of few tokens a forward does not pay for those of many.
+    half of the device's time, and a sequence that gets few tokens does not pay for others' many.
     """
     num_forwards = _WEIGHT * num_waiting / num_running
     if delays_others:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import statistics
 import threading
 import time
@@ -39,7 +40,8 @@ def tree_peaks(pid: int) -> tuple[float, float]:
     for process in _tree(pid):
         with suppress(psutil.Error, OSError):  # it has just ended
             status = Path(f"/proc/{process.pid}/status").read_text(errors="replace")
-            most += 1024 * int(status.partition("VmHWM:")[2].split()[0])
+            if peak := re.search(r"^VmHWM:\s+(\d+) kB", status, re.MULTILINE):  # a zombie has none
+                most += 1024 * int(peak[1])
             share += process.memory_full_info().pss
     return most / 1e6, share / 1e6
 

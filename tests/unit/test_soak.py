@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import threading
 import time
 from typing import Any
 
+import psutil
 import pytest
 
 from hippo.benchmark.requests import Question
 from tests.soak import visitors
 from tests.soak.__main__ import problems, rows
-from tests.soak.memory import Sample, growth_mb_a_minute, tree_mb
+from tests.soak.memory import Sample, growth_mb_a_minute, tree_mb, tree_peaks
 from tests.soak.visitors import Tally, Task, Visitor
 from tests.support.plain_server import PlainServer, serving
 
@@ -31,6 +34,14 @@ def test_a_life_too_short_has_no_growth() -> None:
 
 def test_the_memory_of_a_process_that_is_gone_is_nothing() -> None:
     assert tree_mb(2**22 + 1) == 0
+
+
+def test_a_process_that_has_ended_but_was_not_waited_for_has_no_memory() -> None:
+    with subprocess.Popen([sys.executable, "-c", ""], stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None and not process.stdout.read()
+        while psutil.Process(process.pid).status() != psutil.STATUS_ZOMBIE:
+            time.sleep(0.01)
+        assert tree_peaks(process.pid)[0] == 0.0
 
 
 def test_who_is_told_to_come_later_is_one_outcome_whatever_was_asked(
