@@ -1,22 +1,64 @@
-"""Sampling of the tokens of all steps of one forward, with one wait for the device."""
+"""The steps of one forward: the masks before it, and the sampling of all tokens after it with one
+wait for the device."""
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 
 from hippo.engine.sequence import EngineSequence
 from hippo.sampling.sampler import RowNotes, SampleRequest, sample_step
-from hippo.speculation.core import Step
+from hippo.speculation.core import Step, Wait
 from hippo.transfer import to_device
 
 
+class StepsWaiting:
+    """Steps that join a forward when their masks are there; only the device thread uses it.
+
+    Masks are computed while the forward runs, as many as will probably be there at its end. The
+    steps of all others wait, so that a slow grammar delays no other sequence.
+    """
+
+    def __init__(self, on_ready: Callable[[], object]) -> None:
+        """``on_ready`` is called by another thread when a step can join a forward."""
+        self._on_ready = on_ready
+        self._steps: dict[EngineSequence, Step] = {}
+        self._room_ns = 0.0
+
+    def begin_forward(self, forward_ns: float) -> None:
+        """Steps are collected for a forward that will take about so long."""
+        self._room_ns = forward_ns
+
+    def next_step(self, sequence: EngineSequence, now_ns: int) -> Step | Wait | None:
+        """Returns the core's next step when its masks are ready, or will be after the forward."""
+        if (waiting := self._steps.get(sequence)) is not None:
+            masks = sequence.sampler.masks
+            assert masks is not None
+            if not masks.are_ready:
+                return None
+            del self._steps[sequence]
+            return waiting
+        step = sequence.core.next_step(now_ns)
+        if isinstance(step, Step) and (masks := sequence.sampler.masks) is not None:
+            if masks.expected_ns > self._room_ns:
+                self._steps[sequence] = step
+                masks.start_slow(sequence.core.history(step), step.guess, self._on_ready)
+                return None
+            self._room_ns -= masks.expected_ns
+        return step
+
+    def forget(self, sequence: EngineSequence) -> None:
+        """The sequence is closed."""
+        self._steps.pop(sequence, None)
+
+
 def start_masks(steps: Sequence[tuple[EngineSequence, Step]]) -> None:
-    """Starts the masks of all steps with a grammar, which are computed beside the forward."""
+    """Starts the masks that are not started, which are computed beside the forward."""
     for sequence, step in steps:
-        if (masks := sequence.sampler.masks) is not None:
+        masks = sequence.sampler.masks
+        if masks is not None and not masks.are_started:
             masks.start(sequence.core.history(step), step.guess)
 
 

@@ -93,6 +93,10 @@ class DeviceThread:
         """Queues a function, which must not raise, for a call between two forwards."""
         self._inbox.put(function)
 
+    def wake(self) -> None:
+        """Lets the thread take its next turn; for any thread."""
+        self._inbox.put(lambda: None)
+
     async def call(self, function: Callable[[], ResultT]) -> ResultT:
         """Returns or raises the outcome of ``function``, which runs between two forwards.
 

@@ -51,7 +51,7 @@ class PrefillShare:
 
     def __init__(self) -> None:
         self._clients: Collection[str] = ()  # of the sequences of the last forward
-        self._forward_ns = 0
+        self.forward_ns = 0  # duration of the last forward
         self._tokens_each = 1.0
         self._delays_others = False
         self._budget_ns = 0.0
@@ -67,7 +67,7 @@ class PrefillShare:
         self._budget_ns = prefill_budget_ns(
             num_waiting=num_waiting,
             num_running=len(self._clients),
-            forward_ns=self._forward_ns,
+            forward_ns=self.forward_ns,
             tokens_each=self._tokens_each,
             delays_others=self._delays_others,
         )
@@ -84,7 +84,7 @@ class PrefillShare:
         owed_ns = max(self._spent_ns - self._budget_ns, 0.0)
         self._spent_ns = owed_ns if self._delays_others else 0.0
         self._clients = clients
-        self._forward_ns = forward_ns
+        self.forward_ns = forward_ns
         self._tokens_each = num_tokens / len(clients)
 
     def count_no_forward(self) -> None:

@@ -14,6 +14,7 @@ from hippo.grammars.limits import new_matcher, one_line
 from hippo.grammars.trials import GrammarTrials, tokenizer_options
 from hippo.sampling.masks import GRAMMAR_PARAM, TokenMasks
 from hippo.types import ModelInfo, OpenRequest
+from hippo.worker_process import give_way_here
 
 _log = logging.getLogger(__name__)
 
@@ -21,7 +22,7 @@ _SAMPLE = '{"a": 1}'
 
 
 class GrammarCompiler:
-    """Compiles grammars for one model's tokenizer, and owns the thread that computes masks.
+    """Compiles grammars for one model's tokenizer, and owns the threads that compute masks.
 
     Each request has a matcher of its own: copies of one share its lexer, whose states would add up
     over all answers, and whose error would end them all.
@@ -36,6 +37,9 @@ class GrammarCompiler:
         if self._tokenizer.decode_str(self._tokenizer.tokenize_str(_SAMPLE)) != _SAMPLE:
             raise ValueError(f"the tokenizer does not give {_SAMPLE} back")
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="masks")
+        self._slow_thread = ThreadPoolExecutor(
+            1, thread_name_prefix="slow-masks", initializer=give_way_here
+        )
         self._trials = GrammarTrials(info)
 
     async def compile_request(self, request: OpenRequest) -> TokenMasks:
@@ -59,13 +63,15 @@ class GrammarCompiler:
             end_token_ids=request.end_token_ids,
             min_tokens=sampling.min_tokens,
             thread=self._thread,
+            slow_thread=self._slow_thread,
         )
         return await asyncio.get_running_loop().run_in_executor(threads, masks)
 
     def close(self) -> None:
         """Ends the threads after the work in progress, and the process of trials."""
         self._trials.close()
-        self._thread.shutdown(wait=True, cancel_futures=True)
+        for thread in (self._thread, self._slow_thread):
+            thread.shutdown(wait=True, cancel_futures=True)
 
 
 def grammar_compiler(info: ModelInfo) -> GrammarCompiler | None:

@@ -20,6 +20,7 @@ from hippo.worker_process import (
     Message,
     WorkerDiedError,
     WorkerProcess,
+    give_way_here,
     receive_message,
     send_message,
 )
@@ -46,7 +47,9 @@ class GrammarTrials:
         """Without a model, tokens are single bytes: what only a vocabulary costs is not tried."""
         self._tokenizer = tokenizer_options(info) if info is not None else {"tokenizer": "byte"}
         self._quick = ThreadPoolExecutor(_NUM_QUICK, thread_name_prefix="grammar")
-        self._costly = ThreadPoolExecutor(1, thread_name_prefix="costly-grammar")
+        self._costly = ThreadPoolExecutor(
+            1, thread_name_prefix="costly-grammar", initializer=give_way_here
+        )
         self._starting = threading.Lock()
         self._worker: WorkerProcess | None = None
         self._is_closed = False

@@ -1,13 +1,17 @@
 """The token ids that a grammar allows, as masks of logits; by llguidance.
 
 A mask depends only on the grammar and the token ids before it. So the masks of a forward's rows are
-computed on a thread of their own while the forward runs, from the settled ids and the guess.
+computed on a thread of their own while the forward runs, from the settled ids and the guess. Masks
+that would take longer than the forward are computed before it, on another thread: nobody else waits
+for them.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from time import perf_counter_ns
 
 import numpy as np
 import torch
@@ -27,7 +31,9 @@ Words = np.ndarray[tuple[int, ...], np.dtype[np.uint32]]
 class TokenMasks:
     """The masks of one sequence. The state follows the ids that it is given, and is only a cache.
 
-    The device thread calls ``start`` before a forward, ``take`` after it, and then ``check``.
+    The device thread calls ``start`` before a forward, ``take`` after it, and then ``check``. If
+    ``expected_ns`` is too long, it calls ``start_slow`` instead, and the forward comes when
+    ``are_ready``.
     """
 
     def __init__(
@@ -38,6 +44,7 @@ class TokenMasks:
         end_token_ids: Collection[int],
         min_tokens: int,
         thread: ThreadPoolExecutor,
+        slow_thread: ThreadPoolExecutor,
     ) -> None:
         """``new_matcher`` compiles the grammar, also after each failure in an unused row: a matcher
         never leaves an error, and its copies share the lexer, and so its error.
@@ -46,6 +53,8 @@ class TokenMasks:
         InvalidRequestError if there is none."""
         self._new_matcher = new_matcher
         self._thread = thread
+        self._slow_thread = slow_thread
+        self._took_ns = 0  # by the masks computed last
         self._num_ids = num_token_ids
         self._end_ids = frozenset(end_token_ids)
         self._min_tokens = min_tokens
@@ -59,9 +68,36 @@ class TokenMasks:
         self._masks.set_result(self._compute([], ()))
         self.check((), ())
 
+    @property
+    def expected_ns(self) -> float:
+        """How long the next masks may take in ns: as the last ones, or, if the grammar must be
+        compiled again, any time."""
+        return math.inf if self._failure is not None else self._took_ns
+
+    @property
+    def are_started(self) -> bool:
+        """Whether masks were started and not taken."""
+        return self._masks is not None
+
+    @property
+    def are_ready(self) -> bool:
+        """Whether ``take`` would not wait."""
+        return self._masks is not None and self._masks.done()
+
     def start(self, output_ids: Sequence[int], draft_ids: Sequence[int]) -> None:
         """Starts the masks of the rows after ``output_ids`` and after each of ``draft_ids``."""
         self._masks = self._thread.submit(self._compute, list(output_ids), tuple(draft_ids))
+
+    def start_slow(
+        self,
+        output_ids: Sequence[int],
+        draft_ids: Sequence[int],
+        on_ready: Callable[[], object],
+    ) -> None:
+        """The same for masks that may take long; their thread calls ``on_ready`` at the end."""
+        masks = self._slow_thread.submit(self._compute, list(output_ids), tuple(draft_ids))
+        self._masks = masks
+        masks.add_done_callback(lambda _: on_ready())
 
     def take(self) -> torch.Tensor:
         """Waits for the masks: bool ``[rows, num_token_ids]``, true for allowed ids, on the CPU.
@@ -89,6 +125,7 @@ class TokenMasks:
             )
 
     def _compute(self, output_ids: list[int], draft_ids: tuple[int, ...]) -> torch.Tensor:
+        began_ns = perf_counter_ns()
         rows = np.full((len(draft_ids) + 1, len(self._ends)), 0xFFFFFFFF, dtype=np.uint32)
         row, failure = 0, self._follow(output_ids)
         while not failure:
@@ -103,6 +140,7 @@ class TokenMasks:
         self._failure = (row, failure) if failure else None
         octets = rows.view(np.uint8)
         flags = np.unpackbits(octets, axis=1, count=self._num_ids, bitorder="little")
+        self._took_ns = perf_counter_ns() - began_ns
         return torch.from_numpy(flags.view(np.bool_))
 
     def _follow(self, output_ids: list[int]) -> str:

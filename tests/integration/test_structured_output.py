@@ -5,13 +5,16 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import json
+import math
 import random
 import re
+import threading
 
 import pytest
 from llguidance import grammar_from
 
 from hippo.errors import InvalidRequestError
+from hippo.sampling.masks import TokenMasks
 from hippo.types import Block, SamplingParams, Selection
 from tests.support.letters import letter_tokenizer
 from tests.support.services import (
@@ -91,6 +94,60 @@ async def test_with_a_grammar_every_policy_gives_the_targets_own_answer(policy: 
             num_rejected += sum(verdict.is_rejection for verdict in relayed.verdicts)
     # The adaptive policy may rest all the time: it goes by measured times.
     assert policy in ("off", "adaptive") or (num_accepted and num_rejected)
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+async def test_with_masks_that_are_always_slow_too(
+    policy: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(TokenMasks, "expected_ns", math.inf)
+    await test_with_a_grammar_every_policy_gives_the_targets_own_answer(policy)
+
+
+def _hold_slow_masks(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
+    may_go_on, compute = threading.Event(), TokenMasks._compute
+
+    def compute_in_time(masks: TokenMasks, output: list[int], draft: tuple[int, ...]) -> object:
+        if threading.current_thread().name.startswith("slow-masks"):
+            assert may_go_on.wait(60)
+        return compute(masks, output, draft)
+
+    monkeypatch.setattr(TokenMasks, "_compute", compute_in_time)
+    return may_go_on
+
+
+async def test_nobody_waits_for_the_slow_masks_of_another(monkeypatch: pytest.MonkeyPatch) -> None:
+    may_go_on = _hold_slow_masks(monkeypatch)
+    slow = toy_request(sampling=SamplingParams(grammar=JSON), max_tokens=120)
+    plain, quick = toy_request(max_tokens=40), dataclasses.replace(slow, request_id="quick")
+    async with serving_target(_lettered(ToyModel(num_slots=2))) as (_, client):
+        monkeypatch.setattr(TokenMasks, "expected_ns", 0.0)
+        expected = await target_only(client, slow)
+        monkeypatch.setattr(TokenMasks, "expected_ns", math.inf)
+        waiting = asyncio.create_task(target_only(client, slow))
+        for _ in range(2):
+            assert (await target_only(client, plain)).token_ids
+        assert not waiting.done()
+        monkeypatch.setattr(TokenMasks, "expected_ns", 0.0)
+        assert (await target_only(client, quick)).token_ids == expected.token_ids
+        may_go_on.set()
+        assert (await waiting).token_ids == expected.token_ids
+
+
+async def test_an_answer_that_ends_while_its_masks_are_made_leaves_nothing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(TokenMasks, "expected_ns", math.inf)
+    may_go_on = _hold_slow_masks(monkeypatch)
+    request = toy_request(sampling=SamplingParams(grammar=JSON), max_tokens=120)
+    async with serving_target(_lettered(ToyModel(num_slots=1))) as (service, client):
+        waiting = asyncio.create_task(target_only(client, request))
+        await asyncio.sleep(0.1)
+        waiting.cancel()
+        await until_free(service)
+        may_go_on.set()
+        assert (await target_only(client, toy_request(max_tokens=40))).token_ids
+        assert json.loads(_text((await target_only(client, request)).token_ids))
 
 
 async def test_a_draft_of_the_same_model_is_right_by_the_grammar_too() -> None:

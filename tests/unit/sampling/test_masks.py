@@ -130,6 +130,7 @@ def test_a_blocks_masks_equal_those_of_its_rows_after_any_rejections(
             end_token_ids=(END, OTHER_END),
             min_tokens=0,
             thread=compiler._thread,
+            slow_thread=compiler._slow_thread,
         )
 
     kept = anew()
