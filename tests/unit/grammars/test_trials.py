@@ -63,10 +63,11 @@ async def test_a_wrong_grammar_is_told_by_its_field(trials: GrammarTrials) -> No
 
 
 async def test_costly_grammars_are_refused_while_those_of_others_go_on(
-    trials: GrammarTrials,
+    trials: GrammarTrials, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The first costs minutes when compiled, the other ten seconds before that, as a check of the
     schema."""
+    monkeypatch.setattr(trials_module, "MAX_CPU_S", 0.3)
     patterns = ",".join(f'"^x{i}(a|b)*a(a|b){{9}}$": {{}}' for i in range(600))
     slow = grammar_from("json", f'{{"type": "object", "patternProperties": {{{patterns}}}}}')
     costly = [asyncio.create_task(trials.check(grammar, "f")) for grammar in (MINUTES, slow) * 2]
