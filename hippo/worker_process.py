@@ -11,11 +11,14 @@ import json
 import mmap
 import os
 import resource
+import select
+import signal
 import socket
 import subprocess
 import sys
 import tempfile
 import threading
+from abc import ABC, abstractmethod
 from typing import Any
 
 from hippo.subprocesses import importing_environment
@@ -31,21 +34,28 @@ class WorkerDiedError(Exception):
     """The process has ended or cannot continue; the message is the reason, or empty."""
 
 
-class WorkerProcess:
+class _Worker(ABC):
     """One process and its socket; one thread at a time may use it, and any thread may kill it."""
 
-    def __init__(self, module: str, settings: str = "") -> None:
-        """Runs ``module`` with two arguments: the descriptor of its socket, and the settings."""
+    def __init__(self) -> None:
         self._channel, theirs = socket.socketpair()
         with theirs:
-            self.process = subprocess.Popen(
-                [sys.executable, "-P", "-m", module, str(theirs.fileno()), settings],
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.DEVNULL,
-                pass_fds=[theirs.fileno()],
-                process_group=0,  # a terminal's Ctrl-C is for the parent
-                env=_environment(),
-            )
+            try:
+                self._begin(theirs.fileno())
+            except BaseException:
+                self._channel.close()
+                raise
+
+    @abstractmethod
+    def _begin(self, theirs: int) -> None:
+        """Starts the process, which gets the descriptor of its end of the socket."""
+
+    @abstractmethod
+    def _kill(self) -> None: ...
+
+    @abstractmethod
+    def _wait(self) -> None:
+        """Waits for the end of the process, after ``_kill``."""
 
     def wait_ready(self, settings: Message | None = None) -> Message:
         """Waits for the start of the process, which may take further ``settings``; returns its
@@ -77,13 +87,13 @@ class WorkerProcess:
 
     def kill(self) -> None:
         """Kills the process; a running request raises WorkerDiedError."""
-        self.process.kill()
+        self._kill()
         with contextlib.suppress(OSError):
             self._channel.shutdown(socket.SHUT_RDWR)
 
     def clean_up(self) -> None:
         """Waits for the process to end, after ``kill`` and the last request."""
-        self.process.wait()
+        self._wait()
         self._channel.close()
 
     def _receive(self) -> tuple[Message, int]:
@@ -91,6 +101,71 @@ class WorkerProcess:
             if received := receive_message(self._channel):
                 return received
         raise WorkerDiedError
+
+
+class WorkerProcess(_Worker):
+    """A process of its own, which imports what it needs."""
+
+    def __init__(self, module: str, settings: str = "") -> None:
+        """Runs ``module`` with two arguments: the descriptor of its socket, and the settings."""
+        self._module, self._settings = module, settings
+        super().__init__()
+
+    def _begin(self, theirs: int) -> None:
+        self.process = subprocess.Popen(
+            [sys.executable, "-P", "-m", self._module, str(theirs), self._settings],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            pass_fds=[theirs],
+            process_group=0,  # a terminal's Ctrl-C is for the parent
+            env=_environment(),
+        )
+
+    def _kill(self) -> None:
+        self.process.kill()
+
+    def _wait(self) -> None:
+        self.process.wait()
+
+
+class ForkedWorker(_Worker):
+    """A child of a process that has imported what it needs: it starts in milliseconds.
+
+    Its first message has its process id as ``pid``.
+    """
+
+    def __init__(self, parent: WorkerProcess) -> None:
+        """Raises WorkerDiedError if the parent has ended."""
+        self._parent = parent
+        self.pid: int | None = None  # before the first message
+        self._handle: int | None = None  # for the id may become another process's
+        super().__init__()
+
+    def _begin(self, theirs: int) -> None:
+        self._parent.hand_over(theirs)
+
+    def wait_ready(self, settings: Message | None = None) -> Message:
+        """See WorkerProcess."""
+        reply = super().wait_ready(settings)
+        self.pid = reply["pid"]
+        if hasattr(os, "pidfd_open"):
+            with contextlib.suppress(OSError):  # it has just ended
+                self._handle = os.pidfd_open(self.pid)
+        return reply
+
+    def _kill(self) -> None:
+        """Before its first message, it ends with its socket."""
+        with contextlib.suppress(ProcessLookupError):
+            if self._handle is not None:
+                signal.pidfd_send_signal(self._handle, signal.SIGKILL)
+            elif self.pid is not None and not hasattr(os, "pidfd_open"):
+                os.kill(self.pid, signal.SIGKILL)
+
+    def _wait(self) -> None:
+        if self._handle is not None:
+            select.select([self._handle], [], [])
+            os.close(self._handle)
+            self._handle = None
 
 
 def _environment() -> dict[str, str]:

@@ -32,8 +32,8 @@ def prefill_budget_ns(
     quickly while all others wait for their prefill.
 
     If the prefill ``delays_others``, sequences of other clients than its own, its limit is
-    ``_MOST_FORWARDS_OF_OTHERS``, whatever a forward yields: a sequence that gets few tokens does not
-    pay for others' many.
+    ``_MOST_FORWARDS_OF_OTHERS``, whatever a forward yields: a sequence that gets few tokens does
+    not pay for others' many.
     """
     num_forwards = _WEIGHT * num_waiting / num_running
     if delays_others:

@@ -24,11 +24,11 @@ from hippo.video.cost import CHEAP_S
 from hippo.video.limits import NUM_WORKERS, DecodeLimits
 from hippo.video.resizing import FrameLimits
 from hippo.video.sampling import resolve_plan
-from hippo.video.seat import Seat
+from hippo.video.seat import Seat, WorkerParent
 from hippo.video.shared import SharedFrames
 from hippo.video.source import content_name, opened_media
 from hippo.video.turns import Turns
-from hippo.worker_process import Message, WorkerDiedError, WorkerProcess, map_whole
+from hippo.worker_process import ForkedWorker, Message, WorkerDiedError, map_whole
 
 ResultT = TypeVar("ResultT")
 
@@ -46,9 +46,9 @@ class MediaDecoder:
     one event loop.
 
     Of several workers, the last decodes only cheap items, so that these need not wait for a long
-    one; ``start`` or the first item starts the first worker, and need the others. A worker is
-    replaced if it crashes or exceeds a limit. ``files`` may be named by path. ``cpu_core`` pins the
-    processes to a core. The decoder must be closed.
+    one. ``start`` or the first item starts the process that they are forked from, and the first
+    worker. A worker is replaced if it crashes or exceeds a limit. ``files`` may be named by path.
+    ``cpu_core`` pins the processes to a core. The decoder must be closed.
     """
 
     def __init__(
@@ -74,7 +74,8 @@ class MediaDecoder:
         self._files = files or LocalFiles(())
         self._shared = shared
         self._turns = Turns(num_workers)
-        self._seats = [Seat(settings, self._log_confinement) for _ in range(num_workers)]
+        self._parent = WorkerParent(settings)
+        self._seats = [Seat(self._parent, self._log_confinement) for _ in range(num_workers)]
         self._logged: list[str] | None = None
 
     @property
@@ -137,6 +138,7 @@ class MediaDecoder:
             self._shared.clear()
         for seat in self._seats:
             await seat.wait_ended()
+        self._parent.close()
 
     async def __aenter__(self) -> MediaDecoder:
         await self.start()
@@ -158,7 +160,7 @@ class MediaDecoder:
         kind, is_cheap_only = media.kind.value, self._turns.is_reserved(seat)
         asked = {**request, "max_cost_s": CHEAP_S if is_cheap_only else None}
 
-        def work(worker: WorkerProcess) -> DecodedMedia | None:
+        def work(worker: ForkedWorker) -> DecodedMedia | None:
             with opened_media(media, self._files) as file:
                 reply, result = worker.ask(asked, file)
             if "is_expensive" in reply:

@@ -1,4 +1,4 @@
-"""A place for one worker process, which is replaced if it dies or must be killed."""
+"""Places for worker processes, which are replaced if they die or must be killed."""
 
 from __future__ import annotations
 
@@ -7,13 +7,39 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 from hippo.errors import UnavailableError
-from hippo.worker_process import WorkerDiedError, WorkerProcess
+from hippo.worker_process import ForkedWorker, WorkerDiedError, WorkerProcess
 
 ResultT = TypeVar("ResultT")
 
 _WORKER = "hippo.video.worker"
 _CLOSED = "the media decoder is closed"
 _NOT_STARTED = "the media decoder does not start: is hippo-serve[engine] installed whole?"
+
+
+class WorkerParent:
+    """The process that workers are forked from, which the first one starts; belongs to one event
+    loop, and must be closed."""
+
+    def __init__(self, settings: str) -> None:
+        self._settings = settings
+        self._process: WorkerProcess | None = None
+
+    def fork(self) -> ForkedWorker:
+        """Returns a new worker, which need not be ready."""
+        if self._process is not None:
+            try:
+                return ForkedWorker(self._process)
+            except WorkerDiedError:
+                self.close()
+        self._process = WorkerProcess(_WORKER, self._settings)
+        return ForkedWorker(self._process)
+
+    def close(self) -> None:
+        """Ends the process; it forks no more, and its workers do not end with it."""
+        process, self._process = self._process, None
+        if process is not None:
+            process.kill()
+            process.clean_up()
 
 
 class Seat:
@@ -23,10 +49,10 @@ class Seat:
     closed.
     """
 
-    def __init__(self, settings: str, on_start: Callable[[list[str]], None]) -> None:
-        self._settings = settings
+    def __init__(self, parent: WorkerParent, on_start: Callable[[list[str]], None]) -> None:
+        self._parent = parent
         self._on_start = on_start
-        self._worker: WorkerProcess | None = None
+        self._worker: ForkedWorker | None = None
         self._working: asyncio.Future[Any] | None = None  # the thread that uses the worker
         self._ending: set[asyncio.Task[None]] = set()
         self._is_closed = False
@@ -34,18 +60,18 @@ class Seat:
     @property
     def worker_pid(self) -> int | None:
         """Process id of the worker; None if no worker runs."""
-        return None if self._worker is None else self._worker.process.pid
+        return None if self._worker is None else self._worker.pid
 
     async def start(self) -> None:
         """Starts the worker and waits until it is ready; raises UnavailableError if it fails."""
         if self._worker is None:
             try:
-                ready = await self._with_worker(WorkerProcess.wait_ready)
+                ready = await self._with_worker(ForkedWorker.wait_ready)
                 self._on_start(ready["confined"])
             except WorkerDiedError:
                 raise UnavailableError(_NOT_STARTED) from None
 
-    async def run(self, work: Callable[[WorkerProcess], ResultT], *, timeout_s: float) -> ResultT:
+    async def run(self, work: Callable[[ForkedWorker], ResultT], *, timeout_s: float) -> ResultT:
         """Runs ``work`` on a thread; kills the worker after a timeout, cancellation or crash.
 
         Raises what ``work`` raises, TimeoutError, and UnavailableError if the worker does not start
@@ -64,11 +90,11 @@ class Seat:
         await asyncio.gather(*self._ending)
 
     async def _with_worker(
-        self, work: Callable[[WorkerProcess], ResultT], *, timeout_s: float | None = None
+        self, work: Callable[[ForkedWorker], ResultT], *, timeout_s: float | None = None
     ) -> ResultT:
         if self._is_closed:
             raise UnavailableError(_CLOSED)
-        worker = self._worker = self._worker or WorkerProcess(_WORKER, self._settings)
+        worker = self._worker = self._worker or self._parent.fork()
         self._working = asyncio.ensure_future(asyncio.to_thread(work, worker))
         try:
             async with asyncio.timeout(timeout_s):

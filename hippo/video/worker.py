@@ -1,11 +1,13 @@
-"""The worker process, which decodes one item after another until its parent ends.
+"""The process that workers are forked from; a worker decodes one item after another.
 
-    parent -> worker   the item's kind and plan, and a file with the media
-    worker -> parent   the frames' shape and times, and a file with their pixels (RGB); or an error
+    service -> process   a socket for each new worker
+    worker -> service    its process id, and what confines it
+    service -> worker    the item's kind and plan, and a file with the media
+    worker -> service    the frames' shape and times, and a file with their pixels; or an error
 
 Both files are anonymous shared memory: pixels are written once, and no file remains if one of the
-processes dies. The process imports neither torch nor a model, and is confined
-(hippo.video.confinement) once it has imported what it needs.
+processes dies. The process imports neither torch nor a model, reads no media, and has no thread but
+the first. A worker is confined (hippo.video.confinement) at once, and ends with its socket.
 """
 
 from __future__ import annotations
@@ -38,6 +40,7 @@ from hippo.worker_process import (
     Message,
     give_way,
     map_whole,
+    receive_descriptor,
     receive_message,
     send_message,
     shared_file,
@@ -145,31 +148,46 @@ def import_late_modules() -> None:
         importlib.import_module(name)
 
 
+def serve(channel: socket.socket, settings: Message) -> None:
+    """Decodes what ``channel`` asks for."""
+    limits = DecodeLimits(**settings["limits"])
+    reply: Message = {"pid": os.getpid(), "confined": confine(limits.max_memory_bytes)}
+    send_message(channel, reply)  # ready
+    while "is_out_of_memory" not in reply and (received := receive_message(channel)):
+        request, media = received
+        result = Result()
+        try:
+            reply = reply_to(request, media, limits, settings["num_threads"], result)
+            send_message(channel, reply, *([result.descriptor] if "shape" in reply else []))
+        finally:
+            result.close()
+            os.close(media)
+        trim_heap()  # frames of many sizes fragment it, by some kilobytes an item
+
+
 def main() -> None:
     """Serves a socket: the arguments are its descriptor and the settings as JSON."""
     # Signals may reach a whole process group; this process ends when its parent's socket closes.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # workers that ended leave nothing
     channel = socket.socket(fileno=int(sys.argv[1]))
     settings = json.loads(sys.argv[2])
     if settings["cpu_core"] is not None and hasattr(os, "sched_setaffinity"):
         os.sched_setaffinity(0, {settings["cpu_core"]})
     give_way()
-    limits = DecodeLimits(**settings["limits"])
     import_late_modules()
-    reply: Message = {"confined": confine(limits.max_memory_bytes)}
-    with channel, contextlib.suppress(ConnectionError):
-        send_message(channel, reply)  # ready
-        while "is_out_of_memory" not in reply and (received := receive_message(channel)):
-            request, media = received
-            result = Result()
-            try:
-                reply = reply_to(request, media, limits, settings["num_threads"], result)
-                send_message(channel, reply, *([result.descriptor] if "shape" in reply else []))
-            finally:
-                result.close()
-                os.close(media)
-            trim_heap()  # frames of many sizes fragment it, by some kilobytes an item
+    while (descriptor := receive_descriptor(channel)) is not None:
+        with socket.socket(fileno=descriptor) as own:
+            if os.fork() == 0:
+                try:
+                    channel.close()
+                    with contextlib.suppress(ConnectionError):
+                        serve(own, settings)
+                except Exception:
+                    traceback.print_exc()
+                finally:
+                    os._exit(0)
 
 
 if __name__ == "__main__":

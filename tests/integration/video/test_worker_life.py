@@ -172,8 +172,22 @@ async def test_large_files_and_large_results_are_carried() -> None:
         assert bool((again.frames == media.frames).all())
 
 
+async def test_the_process_that_workers_come_from_is_replaced_too() -> None:
+    async with MediaDecoder(num_workers=1) as decoder:
+        pid = decoder.worker_pids[0] or 0
+        process = psutil.Process(pid).parent()
+        assert process is not None and process.ppid() == os.getpid()
+        process.kill()
+        process.wait()
+        assert len((await decoder.decode(video(), FramePlan())).frames) == 4
+        assert decoder.worker_pids[0] == pid  # it goes on
+        os.kill(pid, signal.SIGKILL)
+        assert len((await decoder.decode(video(), FramePlan())).frames) == 4
+        assert psutil.Process(decoder.worker_pids[0] or 0).parent() != process
+
+
 async def test_closing_ends_decodes_in_flight() -> None:
-    decoder = MediaDecoder()
+    decoder = MediaDecoder(num_workers=1)
     await decoder.start()
     pid = decoder.worker_pids[0]
     os.kill(pid or 0, signal.SIGSTOP)
