@@ -149,8 +149,12 @@ class ForkedWorker(_Worker):
         reply = super().wait_ready(settings)
         self.pid = reply["pid"]
         if hasattr(os, "pidfd_open"):
-            with contextlib.suppress(OSError):  # it has just ended
+            try:
                 self._handle = os.pidfd_open(self.pid)
+            except ProcessLookupError:
+                raise WorkerDiedError from None
+            except OSError:  # not allowed here
+                pass
         return reply
 
     def _kill(self) -> None:
@@ -158,12 +162,14 @@ class ForkedWorker(_Worker):
         with contextlib.suppress(ProcessLookupError):
             if self._handle is not None:
                 signal.pidfd_send_signal(self._handle, signal.SIGKILL)
-            elif self.pid is not None and not hasattr(os, "pidfd_open"):
+            elif self.pid is not None:
                 os.kill(self.pid, signal.SIGKILL)
 
     def _wait(self) -> None:
         if self._handle is not None:
-            select.select([self._handle], [], [])
+            end = select.poll()
+            end.register(self._handle, select.POLLIN)
+            end.poll()
             os.close(self._handle)
             self._handle = None
 
