@@ -14,7 +14,7 @@ from hippo.speculation.core import Step, Wait
 from hippo.transfer import to_device
 
 
-class StepsWaiting:
+class SlowMasks:
     """Steps that join a forward when their masks are there; only the device thread uses it.
 
     Masks are computed while the forward runs, as many as will probably be there at its end. The

@@ -23,7 +23,7 @@ from typing import Any, TypeVar
 
 import torch
 
-from hippo.engine.batch import StepsWaiting, sample_steps, start_masks
+from hippo.engine.batch import SlowMasks, sample_steps, start_masks
 from hippo.engine.bounded import VisionCache
 from hippo.engine.device_thread import DeviceThread
 from hippo.engine.fairness import PrefillShare
@@ -73,7 +73,7 @@ class Engine:
             self.counters, mark_on(self.device), capacity=model.info.max_context_length
         )
         self._share = PrefillShare()
-        self._waiting = StepsWaiting(on_ready=self._thread.wake)
+        self._slow_masks = SlowMasks(on_ready=self._thread.wake)
         self._warm_prompt: Prompt | None = None
         self._failure: Exception | None = None
 
@@ -207,7 +207,7 @@ class Engine:
         self._sequences.pop(sequence, None)
         self.counters.num_sequences = len(self._sequences)
         self.jobs.drop_jobs(sequence)
-        self._waiting.forget(sequence)
+        self._slow_masks.forget(sequence)
         held = None
         if error is None and self._keeps_prefixes:
             held = sequence.held_at_end(sequence.core.fed_ids)
@@ -258,9 +258,9 @@ class Engine:
         """
         steps: list[Work] = []
         until_ns: int | None = None
-        self._waiting.begin_forward(self._share.forward_ns)
+        self._slow_masks.begin_forward(self._share.forward_ns)
         for sequence in self._sequences:
-            step = self._waiting.next_step(sequence, now_ns)
+            step = self._slow_masks.next_step(sequence, now_ns)
             if isinstance(step, Wait):
                 until_ns = step.until_ns if until_ns is None else min(until_ns, step.until_ns)
             elif step is not None:
