@@ -6,9 +6,10 @@
     python -m tests.soak.attacked --publish          writes the table into docs/reliability.md too
 
 Target-only answers the clients' questions first. Then the clients ask alone, and beside each
-attack, and alone again. Each has a key and asks one question after the other about a video or a
-text, on a new connection and without help of a cache. Beside an attack an answer may take at most
-twice as long as the longest for such a question before, it must be target-only's token for token,
+attack, and alone again after it. Each has a key and asks one question after the other about a video
+or a text, on a new connection and without help of a cache. Beside an attack an answer may take at
+most twice as long as the longest for such a question in the quiet times before and after it (a
+machine that is shared with others changes its speed), it must be target-only's token for token,
 no request may fail, and the memory of each service must stay within the limit that the Compose
 files set. Exits with 1, and says what was not so. The attacker is a process that takes the
 processor time that is left, and has the same cores: what it takes from the services counts.
@@ -57,7 +58,7 @@ from tests.soak.visitors import Task, body
 from tests.support.compose import ROOT, STACKS
 from tests.support.stack import RunningStack, run_stack
 
-QUIET, AFTER = "nobody", "nobody, afterwards"
+QUIET = "nobody"
 MAX_SLOWDOWN = 2.0
 SERVICES = ("gateway", "draft", "target")
 CLIENTS, MALLORY = ("alice", "bob", "carol"), "mallory"
@@ -68,7 +69,8 @@ _TEXTS = ("What is a circle?", "Name three colours.", "What moves to the left?",
 _TIMEOUT_S = 60.0  # a read of an ordinary client's; and until all is as before an attack
 _PAUSE_S = 0.2  # of a client whose question failed
 _EVERY_S = 2.0  # between two looks at the memory, which take some milliseconds
-_QUIET_SHARE, _AFTER_SHARE = 0.1, 0.05
+_FIRST_SHARE, _QUIET_SHARE = 0.05, 0.25  # of the time: of the first quiet phase, and of the others
+_LEAST_QUIET = 2 * len(_SAMPLINGS)  # questions of a client in a quiet phase: of each kind
 _ALL_CORES = os.sched_getaffinity(0)  # before this process is pinned to the draft's
 _GATEWAY = (
     *("--api-keys", ",".join(f"{name}={key}" for name, key in KEYS.items())),
@@ -149,19 +151,25 @@ def attacked(
     """Runs all phases, about so many seconds; returns what was seen in each."""
     for task in tasks:  # what only first requests have to warm up is no slowness of an attack
         ask(place.server(CLIENTS[0]), task)
-    quiet_s, after_s = _QUIET_SHARE * seconds, _AFTER_SHARE * seconds
-    each_s = (seconds - quiet_s - after_s) / max(len(attacks), 1)
+    first_s, each_s = _FIRST_SHARE * seconds, (1 - _FIRST_SHARE) * seconds / max(len(attacks), 1)
     phases: list[dict[str, Any]] = []
-    plan = [(QUIET, quiet_s), *((name, each_s) for name in attacks), (AFTER, after_s)]
+    plan = [(QUIET, first_s)]
+    for name in attacks:
+        plan += [(name, (1 - _QUIET_SHARE) * each_s), (QUIET, _QUIET_SHARE * each_s)]
+    quiet_s: dict[str, float] = {}
     with progress_bar(console) as progress:
         bar = progress.add_task("", total=round(seconds))
         for name, phase_s in plan:
             progress.update(bar, description=name)
-            phases.append(_phase(place, tasks, name, phase_s))
-            progress.advance(bar, round(phase_s))
+            least = 0 if name != QUIET else len(tasks) if not phases else _LEAST_QUIET
+            phases.append(_phase(place, tasks, name, phase_s, least))
+            progress.advance(bar, phase_s)
             if phases[0]["faults"]:  # then nothing can be compared
                 break
-            phases[-1]["recovered_s"] = _recover(place, tasks, worst(phases[0]))
+            if name == QUIET:
+                quiet_s = worst(phases[-1])
+            else:
+                phases[-1]["recovered_s"] = _recover(place, tasks, quiet_s)
     return phases
 
 
@@ -191,19 +199,31 @@ def compose_limits() -> dict[str, float]:
     return limits
 
 
-def worst(phase: Mapping[str, Any]) -> dict[str, float]:
+def worst(*phases: Mapping[str, Any]) -> dict[str, float]:
     """The longest seconds of an answer by the kind of question."""
-    return {kind: max(seconds) for kind, seconds in phase["seconds"].items()}
+    found: dict[str, float] = {}
+    for phase in phases:
+        for kind, seconds in phase["seconds"].items():
+            found[kind] = max(*seconds, found.get(kind, 0.0))
+    return found
 
 
 def problems(result: Mapping[str, Any]) -> list[str]:
     """What was not as it must be, with the name of its phase."""
-    quiet = result["phases"][0]
     return [
         f"{phase['name']}: {what}"
-        for phase in result["phases"]
-        for what in _problems(phase, worst(quiet), result["limits_mb"])
+        for phase, quiet_s in _compared(result["phases"])
+        for what in _problems(phase, quiet_s, result["limits_mb"])
     ]
+
+
+def _compared(
+    phases: Sequence[Mapping[str, Any]],
+) -> Iterator[tuple[Mapping[str, Any], dict[str, float]]]:
+    """Each phase, with the longest answers of the quiet time around it."""
+    for place, phase in enumerate(phases):
+        around = [phase] if phase["name"] == QUIET else phases[place - 1 : place + 2 : 2]
+        yield phase, worst(*around)
 
 
 def _problems(
@@ -225,7 +245,7 @@ def _problems(
         yield f"the {name} ended"
     if phase["num_tracebacks"]:
         yield f"{phase['num_tracebacks']} × a traceback in the services' logs"
-    if phase["recovered_s"] is None:
+    if phase["name"] != QUIET and phase["recovered_s"] is None:
         yield f"not as fast as before within {_TIMEOUT_S:g} s"
     if attacker := phase["attacker"]:
         yield from attacker["broken"]
@@ -234,12 +254,27 @@ def _problems(
 
 
 def table(result: Mapping[str, Any]) -> tuple[list[str], list[list[str]]]:
-    """Columns and rows, one for each phase."""
-    quiet = worst(result["phases"][0])
+    """Columns and rows: one of all quiet phases, and one for each attack."""
+    phases = result["phases"]
+    quiet = [phase for phase in phases if phase["name"] == QUIET]
+    first = {
+        **quiet[0],
+        "num_answers": sum(phase["num_answers"] for phase in quiet),
+        "faults": [fault for phase in quiet for fault in phase["faults"]],
+        "seconds": {
+            kind: [each for phase in quiet for each in phase["seconds"].get(kind, ())]
+            for kind in worst(*quiet)
+        },
+    }
     limits = (f"{name}, MB of {result['limits_mb'][name]:,.0f}" for name in SERVICES)
-    columns = ["attack", "answers, equal", *(f"{kind}: median, worst s (×)" for kind in quiet)]
+    columns = [
+        "attack",
+        "answers, equal",
+        *(f"{kind}: median, worst s (×)" for kind in first["seconds"]),
+    ]
     columns += [*limits, "as before after s", "attacker's processor s", "attacker's replies"]
-    return columns, [_row(phase, quiet) for phase in result["phases"]]
+    attacks = [pair for pair in _compared(phases) if pair[0]["name"] != QUIET]
+    return columns, [_row(phase, quiet_s) for phase, quiet_s in ((first, worst(first)), *attacks)]
 
 
 def _row(phase: Mapping[str, Any], quiet_s: Mapping[str, float]) -> list[str]:
@@ -263,8 +298,10 @@ def _latency(seconds: Sequence[float], quiet_s: float) -> str:
     return f"{statistics.median(seconds):.2f}, {max(seconds):.2f} ({max(seconds) / quiet_s:.1f})"
 
 
-def _phase(place: Place, tasks: Sequence[Task], name: str, seconds: float) -> dict[str, Any]:
-    """Lets the clients ask for so long, beside the attack if it is one."""
+def _phase(
+    place: Place, tasks: Sequence[Task], name: str, seconds: float, least: int
+) -> dict[str, Any]:
+    """Lets the clients ask for so long, each ``least`` questions, beside the attack if it is one."""
     stop, is_over = threading.Event(), threading.Event()
     seen, first_line = list[Seen](), len(place.lines)
     peaks = dict.fromkeys(SERVICES, (0.0, 0.0))
@@ -272,7 +309,6 @@ def _phase(place: Place, tasks: Sequence[Task], name: str, seconds: float) -> di
     threads = []
     for first, client in enumerate(CLIENTS):
         own = (*tasks[first:], *tasks[:first])  # they do not all ask the same at once
-        least = len(own) if name == QUIET else 0
         given = (place.server(client), own, stop, seen, least)
         threads.append(threading.Thread(target=_keep_asking, args=given))
     with contextlib.ExitStack() as stack:
@@ -393,7 +429,7 @@ def _restart_ended(stack: RunningStack) -> list[str]:
 def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = parser_of("tests.soak.attacked", __doc__)
     add = parser.add_argument
-    add("--minutes", type=float, default=10.0, help="of which a tenth is quiet at the beginning")
+    add("--minutes", type=float, default=10.0, help="of which more than a quarter is quiet")
     add("--only", type=names, default=list(ATTACKS), help="attacks, separated by commas")
     add("--list", action="store_true", help="show what the attacks do")
     add("--publish", action="store_true", help="write the table into docs/reliability.md")

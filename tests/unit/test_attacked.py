@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tests.soak.attacked import AFTER, QUIET, SERVICES, compose_limits, problems, table
+from tests.soak.attacked import QUIET, SERVICES, compose_limits, problems, table
 from tests.soak.attacker import Aim, Attacker
 from tests.soak.attacks import ATTACKS, sentence
 
@@ -32,7 +32,7 @@ def _phase(name: str, **changes: Any) -> dict[str, Any]:
 
 def _result(**changes: Any) -> dict[str, Any]:
     got = {"outcomes": {"400": 7}, "broken": [], "cpu_s": 1.5}
-    phases = [_phase(QUIET), _phase("gif", **{"attacker": got, **changes}), _phase(AFTER)]
+    phases = [_phase(QUIET), _phase("gif", **{"attacker": got, **changes}), _phase(QUIET)]
     return {"limits_mb": LIMITS, "phases": phases}
 
 
@@ -63,9 +63,18 @@ def test_each_thing_that_must_not_be_is_a_problem(changes: dict[str, Any], found
     assert problems(_result(**changes)) == [f"gif: {line}" for line in found.splitlines()]
 
 
+def test_an_attack_is_compared_with_the_quiet_time_on_both_sides_of_it() -> None:
+    slow = {"video": [4.2], "text": [0.9]}
+    for place in (0, 2):
+        result = _result(seconds=slow)
+        result["phases"][place]["seconds"] = {"video": [2.2], "text": [0.5]}
+        assert problems(result) == []
+
+
 def test_the_table_has_a_row_for_each_phase() -> None:
     columns, rows = table(_result(faults=["failed: full"]))
-    assert [row[0] for row in rows] == [QUIET, "gif", AFTER]
+    assert [row[0] for row in rows] == [QUIET, "gif"]
+    assert rows[0][1] == "6, 6"
     shown = dict(zip(columns, rows[1], strict=True))
     assert shown["answers, equal"] == "3, 2"
     assert shown["video: median, worst s (×)"] == "1.50, 2.00 (1.0)"
