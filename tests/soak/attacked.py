@@ -301,7 +301,8 @@ def _latency(seconds: Sequence[float], quiet_s: float) -> str:
 def _phase(
     place: Place, tasks: Sequence[Task], name: str, seconds: float, least: int
 ) -> dict[str, Any]:
-    """Lets the clients ask for so long, each ``least`` questions, beside the attack if it is one."""
+    """Lets the clients ask for so long, each ``least`` questions or more, beside the attack if it
+    is one."""
     stop, is_over = threading.Event(), threading.Event()
     seen, first_line = list[Seen](), len(place.lines)
     peaks = dict.fromkeys(SERVICES, (0.0, 0.0))
