@@ -53,7 +53,9 @@ class EngineSequence(ABC):
         """Raises OverloadedError if neither a slot nor a place in the queue is free."""
         self.request = request
         self.reservation = slots.reserve_slot(
-            sum(len(item.data) for item in request.media), may_wait=not request.must_not_wait
+            sum(len(item.data) for item in request.media),
+            client=request.client,
+            may_wait=not request.must_not_wait,
         )
         self.core = core
         self.num_top_logprobs = num_top_logprobs  # per token; None: no log-probabilities

@@ -1,4 +1,6 @@
-"""Slots of the KV cache, assigned to sequences on the event loop in order of arrival.
+"""Slots of the KV cache, assigned to sequences on the event loop.
+
+A slot that gets free goes to the client with the fewest slots, and of these to the first that came.
 
 A free slot still holds the rows of its last sequence, and a sequence with the same first rows can
 reuse them. Therefore a sequence chooses its slot only when its prompt is read:
@@ -13,8 +15,8 @@ media, but the bytes of files that the service does not open by path.
 from __future__ import annotations
 
 import asyncio
-import itertools
-from collections import deque
+from collections import Counter
+from collections.abc import Iterator
 
 from hippo.errors import OverloadedError
 from hippo.models.content import CachedRows, no_rows
@@ -43,7 +45,8 @@ class SlotPool:
         # The rows that each free slot holds, least recently used slot first.
         self._free = {index: no_rows() for index in range(num_slots)}
         self._num_granted = 0  # granted reservations that have not taken their slot yet
-        self._waiting: deque[Reservation] = deque()
+        self._waiting: list[Reservation] = []  # in order of arrival
+        self._in_use: Counter[str] = Counter()  # granted reservations by client
 
     @property
     def num_used(self) -> int:
@@ -53,10 +56,12 @@ class SlotPool:
     def num_waiting(self) -> int:
         return len(self._waiting)
 
-    def reserve_slot(self, num_bytes: int = 0, *, may_wait: bool = True) -> Reservation:
-        """Reserves a slot, or, if the caller ``may_wait``, a place in the queue for a request with
-        ``num_bytes`` bytes of media; raises OverloadedError if neither is free."""
-        reservation = Reservation(self, num_bytes)
+    def reserve_slot(
+        self, num_bytes: int = 0, *, client: str = "", may_wait: bool = True
+    ) -> Reservation:
+        """Reserves a slot, or, if the caller ``may_wait``, a place in the queue for a request of
+        ``client`` with ``num_bytes`` bytes of media; raises OverloadedError if neither is free."""
+        reservation = Reservation(self, num_bytes, client)
         if self._num_granted < len(self._free):
             self._grant(reservation)
         elif may_wait and self._has_place(num_bytes):
@@ -91,6 +96,9 @@ class SlotPool:
 
     def end_reservation(self, reservation: Reservation, held: CachedRows) -> None:
         """Frees the slot or place of a reservation; ``held`` are the rows in the slot."""
+        if reservation.is_granted:
+            self._in_use[reservation.client] -= 1
+            self._in_use += Counter()  # drops clients without any
         if reservation.index is not None:
             self._free[reservation.index] = held
         elif reservation.is_granted:
@@ -98,15 +106,27 @@ class SlotPool:
         else:
             self._waiting.remove(reservation)
         if self._waiting and self._num_granted < len(self._free):
-            self._grant(self._waiting.popleft())
+            first = next(self._in_line())
+            self._waiting.remove(first)
+            self._grant(first)
         self._tell_near()
+
+    def _in_line(self) -> Iterator[Reservation]:
+        """Yields the waiting reservations in the order in which they would get a slot now."""
+        waiting, in_use = list(self._waiting), self._in_use.copy()
+        while waiting:
+            first = min(waiting, key=lambda each: in_use[each.client])
+            waiting.remove(first)
+            in_use[first.client] += 1
+            yield first
 
     def _grant(self, reservation: Reservation) -> None:
         self._num_granted += 1
+        self._in_use[reservation.client] += 1
         reservation.grant()
 
     def _tell_near(self) -> None:
-        for reservation in itertools.islice(self._waiting, self._num_near):
+        for _, reservation in zip(range(self._num_near), self._in_line(), strict=False):
             reservation.is_near.set()
 
 
@@ -114,9 +134,10 @@ class Reservation:
     """One sequence's claim to a slot; ``index`` is None until the slot is taken. ``num_bytes`` are
     of media that it holds in the queue."""
 
-    def __init__(self, pool: SlotPool, num_bytes: int) -> None:
+    def __init__(self, pool: SlotPool, num_bytes: int, client: str) -> None:
         self._pool = pool
         self.num_bytes = num_bytes
+        self.client = client
         self.is_near = asyncio.Event()  # among the first in the queue, granted or released
         self._is_ready = asyncio.Event()  # granted or released
         self.is_granted = False

@@ -71,6 +71,32 @@ def test_a_slot_that_is_in_use_is_nobody_elses() -> None:
         pool.reserve_slot()
 
 
+def test_a_free_slot_goes_to_the_client_with_the_fewest() -> None:
+    pool = SlotPool(3, max_waiting=9)
+    held = [pool.reserve_slot(client="mallory") for _ in range(3)]
+    line = [pool.reserve_slot(client=name) for name in ("mallory", "mallory", "alice", "bob")]
+
+    def release(reservation: Reservation) -> list[bool]:
+        reservation.release()
+        return [each.is_granted for each in line]
+
+    assert release(held[0]) == [False, False, True, False]
+    assert release(held[1]) == [False, False, True, True]
+    assert release(line[2]) == [True, False, True, True]  # all have one: the first that came
+    late = pool.reserve_slot(client="bob")
+    assert release(line[3]) == [True, False, True, True] and late.is_granted
+    assert release(late) == [True, True, True, True]
+
+
+def test_those_are_near_who_would_be_next() -> None:
+    pool = SlotPool(1, max_waiting=9, num_near=2)
+    pool.reserve_slot(client="mallory")
+    line = [pool.reserve_slot(client="mallory") for _ in range(3)]
+    assert [each.is_near.is_set() for each in line] == [True, True, False]
+    late = pool.reserve_slot(client="alice")
+    assert late.is_near.is_set() and not line[2].is_near.is_set()
+
+
 def test_what_is_granted_counts_as_used_before_its_slot_is_chosen() -> None:
     pool = SlotPool(2, max_waiting=1)
     first, second, third = pool.reserve_slot(), pool.reserve_slot(), pool.reserve_slot()
