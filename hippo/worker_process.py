@@ -18,7 +18,9 @@ import subprocess
 import sys
 import tempfile
 import threading
+import traceback
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from typing import Any
 
 from hippo.subprocesses import importing_environment
@@ -233,6 +235,32 @@ def receive_descriptor(channel: socket.socket) -> int | None:
     """Returns what ``hand_over`` gave, or None if the other process has ended."""
     data, descriptors, _, _ = socket.recv_fds(channel, len(_ONE_BYTE), 1)
     return descriptors[0] if data and descriptors else None
+
+
+def ignore_signals() -> None:
+    """Signals may reach a whole process group; this process ends when its socket closes."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+
+
+def fork_children(channel: socket.socket, serve: Callable[[socket.socket], None]) -> None:
+    """Forks a child for each socket that ``hand_over`` gives, until the other process has ended.
+
+    ``serve`` gets the socket in the child, which ends after it. This process must have no other
+    thread.
+    """
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # children that ended leave nothing
+    while (descriptor := receive_descriptor(channel)) is not None:
+        with socket.socket(fileno=descriptor) as own:
+            if os.fork() == 0:
+                try:
+                    channel.close()
+                    with contextlib.suppress(ConnectionError):
+                        serve(own)
+                except Exception:
+                    traceback.print_exc()
+                finally:
+                    os._exit(0)
 
 
 def give_way() -> None:

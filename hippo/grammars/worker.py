@@ -23,9 +23,10 @@ from llguidance import LLTokenizer
 from hippo.grammars.limits import error_of, new_matcher
 from hippo.worker_process import (
     Message,
+    fork_children,
     give_way,
+    ignore_signals,
     limit_memory,
-    receive_descriptor,
     receive_message,
     send_message,
 )
@@ -59,10 +60,7 @@ def run_child(channel: socket.socket, tokenizer: LLTokenizer) -> None:
 
 def main() -> None:
     """Serves a socket, whose descriptor is the first argument."""
-    # Signals may reach a whole process group; this process ends when its parent's socket closes.
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # children that ended leave nothing
+    ignore_signals()
     channel = socket.socket(fileno=int(sys.argv[1]))
     with channel, contextlib.suppress(ConnectionError):
         received = receive_message(channel)
@@ -71,13 +69,7 @@ def main() -> None:
         tokenizer = LLTokenizer(**received[0])
         give_way()
         send_message(channel, {})  # ready
-        while (descriptor := receive_descriptor(channel)) is not None:
-            with socket.socket(fileno=descriptor) as own:
-                if os.fork() == 0:
-                    try:
-                        run_child(own, tokenizer)
-                    finally:
-                        os._exit(0)
+        fork_children(channel, lambda own: run_child(own, tokenizer))
 
 
 if __name__ == "__main__":

@@ -12,13 +12,11 @@ the first. A worker is confined (hippo.video.confinement) at once, and ends with
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import importlib
 import json
 import math
 import os
-import signal
 import socket
 import sys
 import traceback
@@ -38,9 +36,10 @@ from hippo.video.limits import DecodeLimits
 from hippo.video.resizing import FrameLimits
 from hippo.worker_process import (
     Message,
+    fork_children,
     give_way,
+    ignore_signals,
     map_whole,
-    receive_descriptor,
     receive_message,
     send_message,
     shared_file,
@@ -167,27 +166,14 @@ def serve(channel: socket.socket, settings: Message) -> None:
 
 def main() -> None:
     """Serves a socket: the arguments are its descriptor and the settings as JSON."""
-    # Signals may reach a whole process group; this process ends when its parent's socket closes.
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # workers that ended leave nothing
+    ignore_signals()
     channel = socket.socket(fileno=int(sys.argv[1]))
     settings = json.loads(sys.argv[2])
     if settings["cpu_core"] is not None and hasattr(os, "sched_setaffinity"):
         os.sched_setaffinity(0, {settings["cpu_core"]})
     give_way()
     import_late_modules()
-    while (descriptor := receive_descriptor(channel)) is not None:
-        with socket.socket(fileno=descriptor) as own:
-            if os.fork() == 0:
-                try:
-                    channel.close()
-                    with contextlib.suppress(ConnectionError):
-                        serve(own, settings)
-                except Exception:
-                    traceback.print_exc()
-                finally:
-                    os._exit(0)
+    fork_children(channel, lambda own: serve(own, settings))
 
 
 if __name__ == "__main__":

@@ -7,7 +7,7 @@ from rich.console import Console
 
 from hippo.benchmark.requests import Question
 from tests.e2e.support import Running, data_url, further_gateway, video_message
-from tests.soak import attacked
+from tests.soak import attacked, promises
 from tests.soak.__main__ import expected
 from tests.soak.visitors import Task
 
@@ -18,7 +18,8 @@ SAMPLED = {"temperature": 0.8, "seed": 1, "max_tokens": 8}
 @pytest.fixture
 def found(running: Running, monkeypatch: pytest.MonkeyPatch) -> dict[str, object]:
     """What was seen in three seconds; how long answers took is not looked at."""
-    monkeypatch.setattr(attacked, "MAX_SLOWDOWN", 1e6)
+    for module in (attacked, promises):
+        monkeypatch.setattr(module, "MAX_SLOWDOWN", 1e6)
     console, lines = Console(quiet=True), list[str]()
     addresses = {name: running.stack.address(name) for name in ("draft", "target")}
     keys = ",".join(f"{name}={key}" for name, key in attacked.KEYS.items())
@@ -32,19 +33,19 @@ def found(running: Running, monkeypatch: pytest.MonkeyPatch) -> dict[str, object
         tasks = [Task(question, SAMPLED) for question in questions]
         tasks = expected(door.url, tasks, console, key=attacked.KEYS["alice"])
         phases = attacked.attacked(place, tasks, ATTACKS, 3.0, console)
-    return {"limits_mb": attacked.compose_limits(), "phases": phases}
+    return {"limits_mb": promises.compose_limits(), "phases": phases}
 
 
 def test_ordinary_clients_notice_no_attack_and_a_broken_promise_is_told(
     found: dict[str, object], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert attacked.problems(found) == []
-    _, rows = attacked.table(found)
-    assert [row[0] for row in rows] == [attacked.QUIET, *ATTACKS]
+    assert promises.problems(found) == []
+    _, rows = promises.table(found)
+    assert [row[0] for row in rows] == [promises.QUIET, *ATTACKS]
     silent, foreign = (row[-1] for row in rows[1:3])
     assert "opened" in silent and "401" in foreign
-    monkeypatch.setattr(attacked, "MAX_SLOWDOWN", 0.0)
-    told = attacked.problems({**found, "limits_mb": dict.fromkeys(attacked.SERVICES, 1.0)})
+    monkeypatch.setattr(promises, "MAX_SLOWDOWN", 0.0)
+    told = promises.problems({**found, "limits_mb": dict.fromkeys(promises.SERVICES, 1.0)})
     for name in ATTACKS:
         assert any(each.startswith(f"{name}: the gateway had") for each in told)
         assert any(each.startswith(f"{name}: ") and "a text" in each for each in told)

@@ -23,21 +23,17 @@ import functools
 import itertools
 import json
 import os
-import re
-import statistics
 import subprocess
 import sys
 import tempfile
 import threading
 import time
-from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-import yaml
 from rich.console import Console
 
 from bench.options import add_out, names, new_result, parser_of, write_result
@@ -47,26 +43,33 @@ from bench.tables import wide_console, wide_table
 from demo.clips import write_bench_clips
 from hippo.benchmark.requests import Question, new_salt, question_about
 from hippo.benchmark.server import Server
-from hippo.benchmark.tables import markdown, number, progress_bar
+from hippo.benchmark.tables import markdown, progress_bar
 from hippo.errors import HippoError
 from hippo.subprocesses import importing_environment
 from tests.soak.__main__ import expected
 from tests.soak.attacker import Aim
 from tests.soak.attacks import ATTACKS, sentence
 from tests.soak.memory import reset_peaks, tree_peaks
+from tests.soak.promises import (
+    MAX_RECOVERY_S,
+    MAX_SLOWDOWN,
+    QUIET,
+    SERVICES,
+    compose_limits,
+    problems,
+    table,
+    worst,
+)
 from tests.soak.visitors import Task, body
-from tests.support.compose import ROOT, STACKS
+from tests.support.compose import ROOT
 from tests.support.stack import RunningStack, run_stack
 
-QUIET = "nobody"
-MAX_SLOWDOWN = 2.0
-SERVICES = ("gateway", "draft", "target")
 CLIENTS, MALLORY = ("alice", "bob", "carol"), "mallory"
 KEYS = {name: f"sk-{name}-0123456789" for name in (*CLIENTS, MALLORY)}
 _SAMPLINGS: tuple[dict[str, Any], ...] = ({"temperature": 0}, {"temperature": 0.8, "seed": 1})
 _NUM_TOKENS = 32  # of each answer, so that those to questions of a kind take equally long
 _TEXTS = ("What is a circle?", "Name three colours.", "What moves to the left?", "Who are you?")
-_TIMEOUT_S = 60.0  # a read of an ordinary client's; and until all is as before an attack
+_TIMEOUT_S = 60.0  # a read of an ordinary client's
 _PAUSE_S = 0.2  # of a client whose question failed
 _EVERY_S = 2.0  # between two looks at the memory, which take some milliseconds
 _FIRST_SHARE, _QUIET_SHARE = 0.05, 0.25  # of the time: of the first quiet phase, and of the others
@@ -188,116 +191,6 @@ def ask(server: Server, task: Task) -> Seen:
     return Seen(task.question.name, answer.end_to_end_s, fault)
 
 
-def compose_limits() -> dict[str, float]:
-    """Megabytes that the Compose files for a machine without a GPU allow each service."""
-    limits = {}
-    for file in STACKS["cpu"]:
-        services = yaml.safe_load((ROOT / file).read_text(encoding="utf-8"))["services"]
-        for name in SERVICES:
-            if found := re.search(r":-(\d+)g}", services[name].get("mem_limit", "")):
-                limits[name] = int(found[1]) * 2**30 / 1e6
-    return limits
-
-
-def worst(*phases: Mapping[str, Any]) -> dict[str, float]:
-    """The longest seconds of an answer by the kind of question."""
-    found: dict[str, float] = {}
-    for phase in phases:
-        for kind, seconds in phase["seconds"].items():
-            found[kind] = max(*seconds, found.get(kind, 0.0))
-    return found
-
-
-def problems(result: Mapping[str, Any]) -> list[str]:
-    """What was not as it must be, with the name of its phase."""
-    return [
-        f"{phase['name']}: {what}"
-        for phase, quiet_s in _compared(result["phases"])
-        for what in _problems(phase, quiet_s, result["limits_mb"])
-    ]
-
-
-def _compared(
-    phases: Sequence[Mapping[str, Any]],
-) -> Iterator[tuple[Mapping[str, Any], dict[str, float]]]:
-    """Each phase, with the longest answers of the quiet time around it."""
-    for place, phase in enumerate(phases):
-        around = [phase] if phase["name"] == QUIET else phases[place - 1 : place + 2 : 2]
-        yield phase, worst(*around)
-
-
-def _problems(
-    phase: Mapping[str, Any], quiet_s: Mapping[str, float], limits_mb: Mapping[str, float]
-) -> Iterator[str]:
-    slowest = worst(phase)
-    for kind, most_s in quiet_s.items():
-        if kind not in slowest:
-            yield f"no question about a {kind} was answered"
-        elif slowest[kind] > MAX_SLOWDOWN * most_s:
-            took, times = slowest[kind], slowest[kind] / most_s
-            yield f"{took:.2f} s for a question about a {kind}, {times:.1f} times the quiet worst"
-    for name, most_mb in phase["resident_mb"].items():
-        if most_mb > limits_mb[name]:
-            yield f"the {name} had {most_mb:,.0f} MB; its limit is {limits_mb[name]:,.0f} MB"
-    for what, count in Counter(phase["faults"]).items():
-        yield f"{count} × {what}"
-    for name in phase["ended"]:
-        yield f"the {name} ended"
-    if phase["num_tracebacks"]:
-        yield f"{phase['num_tracebacks']} × a traceback in the services' logs"
-    if phase["name"] != QUIET and phase["recovered_s"] is None:
-        yield f"not as fast as before within {_TIMEOUT_S:g} s"
-    if attacker := phase["attacker"]:
-        yield from attacker["broken"]
-        if count := attacker["outcomes"].get("500"):
-            yield f"{count} × status 500, a fault of the server"
-
-
-def table(result: Mapping[str, Any]) -> tuple[list[str], list[list[str]]]:
-    """Columns and rows: one of all quiet phases, and one for each attack."""
-    phases = result["phases"]
-    quiet = [phase for phase in phases if phase["name"] == QUIET]
-    first = {
-        **quiet[0],
-        "num_answers": sum(phase["num_answers"] for phase in quiet),
-        "faults": [fault for phase in quiet for fault in phase["faults"]],
-        "seconds": {
-            kind: [each for phase in quiet for each in phase["seconds"].get(kind, ())]
-            for kind in worst(*quiet)
-        },
-    }
-    limits = (f"{name}, MB of {result['limits_mb'][name]:,.0f}" for name in SERVICES)
-    columns = [
-        "attack",
-        "answers, equal",
-        *(f"{kind}: median, worst s (×)" for kind in first["seconds"]),
-    ]
-    columns += [*limits, "as before after s", "attacker's processor s", "attacker's replies"]
-    attacks = [pair for pair in _compared(phases) if pair[0]["name"] != QUIET]
-    return columns, [_row(phase, quiet_s) for phase, quiet_s in ((first, worst(first)), *attacks)]
-
-
-def _row(phase: Mapping[str, Any], quiet_s: Mapping[str, float]) -> list[str]:
-    attacker = phase["attacker"] or {"cpu_s": None, "outcomes": {}}
-    replies = [f"{count:,} {what}" for what, count in sorted(attacker["outcomes"].items())]
-    memory = zip(phase["resident_mb"].values(), phase["share_mb"].values(), strict=True)
-    return [
-        phase["name"],
-        f"{phase['num_answers']}, {phase['num_answers'] - len(phase['faults'])}",
-        *(_latency(phase["seconds"].get(kind, ()), most_s) for kind, most_s in quiet_s.items()),
-        *(f"{resident:,.0f} ({share:,.0f})" for resident, share in memory),
-        number(phase["recovered_s"], ".1f"),
-        number(attacker["cpu_s"], ".1f"),
-        ", ".join(replies) or "-",
-    ]
-
-
-def _latency(seconds: Sequence[float], quiet_s: float) -> str:
-    if not seconds:
-        return "-"
-    return f"{statistics.median(seconds):.2f}, {max(seconds):.2f} ({max(seconds) / quiet_s:.1f})"
-
-
 def _phase(
     place: Place, tasks: Sequence[Task], name: str, seconds: float, least: int
 ) -> dict[str, Any]:
@@ -394,7 +287,7 @@ def _recover(place: Place, tasks: Sequence[Task], quiet_s: Mapping[str, float]) 
     is not in a minute."""
     began_s = time.monotonic()
     one_of_each = {task.question.name: task for task in tasks}.values()
-    while (passed_s := time.monotonic() - began_s) < _TIMEOUT_S:
+    while (passed_s := time.monotonic() - began_s) < MAX_RECOVERY_S:
         seen = [ask(place.server(CLIENTS[0]), task) for task in one_of_each]
         if all(
             not each.fault and each.seconds <= MAX_SLOWDOWN * quiet_s[each.kind] for each in seen

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from tests.soak.attacked import QUIET, SERVICES, compose_limits, problems, table
 from tests.soak.attacker import Aim, Attacker
 from tests.soak.attacks import ATTACKS, sentence
+from tests.soak.promises import QUIET, SERVICES, compose_limits, problems, table
 
 LIMITS = {"gateway": 4000.0, "draft": 4000.0, "target": 8000.0}
 
