@@ -10,7 +10,7 @@ answer is against target-only on the same clip.
     python -m bench --draft-model random --systems adaptive    a draft that is never right
     python -m bench --draft-model 85%     a draft that agrees on about 85 % of tokens
 
-`python -m bench.page` writes the figures into docs/results.md.
+`python -m bench.pages.results` writes the figures into docs/results.md.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ from typing import Any, cast
 
 from rich.console import Console
 
-from bench.clips import ClipFile, Kind, held_out_clips
-from bench.drafts import BUNDLED, HELP, find_draft
-from bench.margins import first_differences
-from bench.options import add_out, names, new_result, numbers, parser_of, write_result
-from bench.runs import bundled_pair, run_systems, run_transformers, running_stack
-from bench.systems import TARGET_ONLY, System, systems
-from bench.tables import wide_console
+from bench.answers.margins import first_differences
+from bench.answers.runs import bundled_pair, run_systems, run_transformers, running_stack
+from bench.answers.systems import TARGET_ONLY, System, systems
+from bench.base.clips import ClipFile, Kind, held_out_clips
+from bench.base.options import add_out, names, new_result, numbers, parser_of, write_result
+from bench.base.tables import wide_console
+from bench.drafts.weaker import BUNDLED, HELP, find_draft
 from hippo.cli.stack import BUNDLED_PAIR, StackOptions
 
 RIVAL_DTYPES = ("float32", "bfloat16")  # that transformers supports on a CPU

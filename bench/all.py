@@ -23,8 +23,8 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-from bench.environment import ROOT
-from bench.options import names, parser_of
+from bench.base.environment import ROOT
+from bench.base.options import names, parser_of
 
 OUT = ROOT / "bench/out"
 
@@ -113,7 +113,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         if code:
             return code
     console.print(_table(steps, is_quick=args.quick, seconds=seconds))
-    return 0 if args.quick or not args.publish else _run(console, ["bench.page"])
+    return 0 if args.quick or not args.publish else _run(console, ["bench.pages.results"])
 
 
 def _run(console: Console, command: Sequence[str]) -> int:

@@ -27,16 +27,16 @@ from typing import Any, cast
 import httpx
 from rich.console import Console
 
-from bench.client import Answer, ask, video_url
-from bench.clips import ClipFile, Kind, held_out_clips
-from bench.drafts import BUNDLED, HELP, find_draft
-from bench.options import add_out, new_result, parser_of, write_result
-from bench.runs import bundled_pair, running_stack
-from bench.tables import wide_table
-from hippo.benchmark.figures import spread
-from hippo.benchmark.tables import progress_bar
+from bench.answers.client import Answer, ask, video_url
+from bench.answers.runs import bundled_pair, running_stack
+from bench.base.clips import ClipFile, Kind, held_out_clips
+from bench.base.options import add_out, new_result, parser_of, write_result
+from bench.base.tables import wide_table
+from bench.drafts.weaker import BUNDLED, HELP, find_draft
 from hippo.cli.processes import Child, StackError
 from hippo.cli.stack import Stack, StackOptions
+from hippo.client.figures import spread
+from hippo.client.tables import progress_bar
 
 _READY_SECONDS = 60.0
 _COLUMNS = (

@@ -24,14 +24,14 @@ from typing import Any
 
 import av
 
+from hippo.base.local_files import LocalFiles
 from hippo.errors import MediaError
-from hippo.local_files import LocalFiles
-from hippo.models._torchvision import ensure_torchvision
+from hippo.media.resizing import FrameLimits
+from hippo.models.loading._torchvision import ensure_torchvision
 from hippo.types import FramePlan, Media, MediaKind
 from hippo.video.decoder import MediaDecoder
-from hippo.video.resizing import FrameLimits
 
-# Of Qwen2.5-VL (hippo.models.qwen_prompt).
+# Of Qwen2.5-VL (hippo.models.families.qwen_prompt).
 LIMITS = FrameLimits(
     side_multiple=28,
     video_pixels=(128 * 28 * 28, 768 * 28 * 28),

@@ -24,11 +24,11 @@ from llguidance import LLTokenizer, grammar_from
 from rich.console import Console
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
-from bench.client import converse, user_turn, video_url
-from bench.clips import held_out_clips
-from bench.options import parser_of
-from bench.runs import bundled_pair, running_stack
-from bench.tables import wide_console, wide_table
+from bench.answers.client import converse, user_turn, video_url
+from bench.answers.runs import bundled_pair, running_stack
+from bench.base.clips import held_out_clips
+from bench.base.options import parser_of
+from bench.base.tables import wide_console, wide_table
 from hippo.engine.grammars import GrammarCompiler
 from hippo.sampling.masks import mask_logits
 from hippo.types import FramePlan, ModelInfo, OpenRequest, Pruning, SamplingParams

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from demo.evaluate import REPORTED
-from demo.export import MODELS
-from hippo.benchmark.tables import markdown
+from demo.training.export import MODELS
+from hippo.client.tables import markdown
 
 _HEAD = """\
 ---

@@ -18,12 +18,12 @@ from rich.console import Console
 from rich.table import Table
 from tqdm import tqdm
 
-from demo import clips, texts
-from demo.batches import IntArray
-from demo.clips import Clip
-from demo.export import MODELS
 from demo.figures import ATTRIBUTES, Agreement, Score, Tally, content_mask
-from demo.inference import Asked, Loaded, greedy, greedy_along, load
+from demo.training.batches import IntArray
+from demo.training.export import MODELS
+from demo.training.inference import Asked, Loaded, greedy, greedy_along, load
+from demo.world import clips, texts
+from demo.world.clips import Clip
 
 ABOUT = """\
 Measures the bundled pair on held-out clips (rendered, encoded to H.264 and decoded again):

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from demo import texts
-from demo.batches import IntArray
-from demo.texts import Statement
+from demo.training.batches import IntArray
+from demo.world import texts
+from demo.world.texts import Statement
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

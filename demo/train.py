@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 
-from demo import distill, export, growth, language, models, qwen3, tokenizer, tower
-from demo.batches import Encoder
-from demo.inference import Loaded
+from demo.training import distill, export, growth, language, models, qwen3, tokenizer, tower
+from demo.training.batches import Encoder
+from demo.training.inference import Loaded
+from demo.training.run import Run
 
 if TYPE_CHECKING:
     from torch import nn
@@ -46,24 +46,6 @@ On two cores, target and draft stages can run in parallel:
 `taskset -c 0 python -m demo.train --stages shallow,target` and
 `taskset -c 1 python -m demo.train --stages plain`.
 """
-
-
-@dataclass(frozen=True, slots=True)
-class Run:
-    """The family, folder, seed and settings of a training run."""
-
-    family: models.Family
-    folder: Path
-    seed: int
-    render_core: int | None
-
-    def state(self, name: str) -> dict[str, Any]:
-        """Returns the saved state of a finished stage. Raises SystemExit if it has not run."""
-        if not (self.folder / f"{name}.done").exists():
-            command = f"python -m demo.train --family {self.family} --stages {name}"
-            raise SystemExit(f"stage {name!r} has not been run: {command}")
-        state: dict[str, Any] = torch.load(self.folder / f"{name}.pt", weights_only=True)
-        return state
 
 
 def pair_tokenizer(run: Run) -> PreTrainedTokenizerBase:

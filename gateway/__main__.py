@@ -9,12 +9,12 @@ from collections.abc import Mapping, Sequence
 
 import uvloop
 
-from gateway.config import ENV_PREFIX, GatewaySettings
+from gateway.common.config import ENV_PREFIX, GatewaySettings
 from gateway.server import pin_to_core, serve
-from hippo.config import SettingsError, load_settings
+from hippo.base.config import SettingsError, load_settings
+from hippo.base.logs import setup_logging
+from hippo.base.tracing import start_tracing, stop_tracing
 from hippo.errors import HippoError
-from hippo.logs import setup_logging
-from hippo.tracing import start_tracing, stop_tracing
 
 logger = logging.getLogger("gateway")
 

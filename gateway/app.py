@@ -12,21 +12,21 @@ from typing import Any
 from fastapi import FastAPI
 from starlette.middleware.cors import CORSMiddleware
 
-from gateway.backends import Backends
-from gateway.budget import ByteBudget
-from gateway.config import GatewaySettings
-from gateway.errors import install_error_handlers
-from gateway.keys import Limits, load_keyring
-from gateway.media import MediaReader
-from gateway.metrics import GatewayMetrics
-from gateway.middleware import HeadMiddleware, KeyMiddleware, RequestMiddleware
-from gateway.openapi import describe_api
-from gateway.routes import chat, docs, models, page, status, tokenize, videos
-from gateway.sites import SiteMiddleware
-from gateway.state import GatewayState
-from gateway.uploads import Uploads
+from gateway.api.openapi import describe_api
+from gateway.api.routes import chat, docs, models, page, status, tokenize, videos
+from gateway.api.state import GatewayState
+from gateway.common.budget import ByteBudget
+from gateway.common.config import GatewaySettings
+from gateway.common.errors import install_error_handlers
+from gateway.common.keys import Limits, load_keyring
+from gateway.common.metrics import GatewayMetrics
+from gateway.door.middleware import HeadMiddleware, KeyMiddleware, RequestMiddleware
+from gateway.door.sites import SiteMiddleware
+from gateway.media.reader import MediaReader
+from gateway.media.uploads import Uploads
+from gateway.pairs.backends import Backends
+from hippo.base.tasks import cancel_all
 from hippo.grammars.trials import GrammarTrials
-from hippo.tasks import cancel_all
 from hippo.version import distribution_version
 
 _NUM_TEXT_THREADS = 2  # a piece of a long text is never waited for alone

@@ -17,8 +17,8 @@ from pathlib import Path
 import uvicorn
 
 from gateway.app import create_app
-from gateway.config import GatewaySettings
-from gateway.connections import ConnectionLimit, bounded_protocol, most_connections
+from gateway.common.config import GatewaySettings
+from gateway.door.connections import ConnectionLimit, bounded_protocol, most_connections
 from hippo.errors import HippoError, UnavailableError
 
 logger = logging.getLogger("gateway")

@@ -51,7 +51,7 @@ class SpatialScore(enum.StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Media:
-    """A compressed video or image file; or a list of frames as a video (hippo/video/frame_list).
+    """A compressed video or image file; or a list of frames as a video (hippo/media/frame_list).
 
     With ``path`` the service opens the file itself; ``data`` is then empty, and the file must have
     the given size and time of its last change. ``uuid`` is the client's name of the content.
@@ -353,7 +353,7 @@ class ModelInfo:
     video_hash: bytes = b""  # of how a video becomes prompt ids; empty: not told
     takes_grammars: bool = False  # whether SamplingParams.grammar takes effect
     cache_tokens: int = 0  # of a slot, less than the context if a draft's; 0: the whole context
-    frame_sampling: str = ""  # JSON of max_frames and hippo.video.resizing.FrameLimits; "": unknown
+    frame_sampling: str = ""  # JSON of max_frames and hippo.media.resizing.FrameLimits; "": unknown
 
     @property
     def slot_tokens(self) -> int:

@@ -56,7 +56,7 @@ def _short_collections() -> None:
 @pytest.fixture(scope="session")
 def target_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A small random checkpoint in the target's role."""
-    from tests.support.checkpoints import write_checkpoint
+    from tests.support.models.checkpoints import write_checkpoint
 
     return write_checkpoint(tmp_path_factory.mktemp("target") / "tiny-target")
 
@@ -64,7 +64,7 @@ def target_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def draft_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The target's weights with noise: agrees with it on some tokens; a larger vocabulary size."""
-    from tests.support.checkpoints import write_checkpoint
+    from tests.support.models.checkpoints import write_checkpoint
 
     folder = tmp_path_factory.mktemp("draft") / "tiny-draft"
     return write_checkpoint(folder, noise=0.05, vocab_size=320)
@@ -73,7 +73,7 @@ def draft_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def llava_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A small random LLaVA-OneVision checkpoint in the target's role."""
-    from tests.support.llava import write_llava_checkpoint
+    from tests.support.models.llava import write_llava_checkpoint
 
     return write_llava_checkpoint(tmp_path_factory.mktemp("llava") / "tiny-llava-target")
 
@@ -81,7 +81,7 @@ def llava_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def llava_draft_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The same with noise: agrees with it on some tokens; a larger vocabulary size."""
-    from tests.support.llava import write_llava_checkpoint
+    from tests.support.models.llava import write_llava_checkpoint
 
     folder = tmp_path_factory.mktemp("llava-draft") / "tiny-llava-draft"
     return write_llava_checkpoint(folder, noise=0.02, vocab_size=320)
@@ -90,7 +90,7 @@ def llava_draft_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def internvl_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A small random InternVL checkpoint in the target's role."""
-    from tests.support.families import write_family
+    from tests.support.models.families import write_family
 
     return write_family(tmp_path_factory.mktemp("internvl") / "tiny-internvl-target", "internvl")
 
@@ -98,7 +98,7 @@ def internvl_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def internvl_draft_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The same with noise: agrees with it on some tokens; a larger vocabulary size."""
-    from tests.support.families import write_family
+    from tests.support.models.families import write_family
 
     folder = tmp_path_factory.mktemp("internvl-draft") / "tiny-internvl-draft"
     return write_family(folder, "internvl", noise=0.02, vocab_size=320)
@@ -107,7 +107,7 @@ def internvl_draft_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def qwen3_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A small random Qwen3-VL checkpoint in the target's role."""
-    from tests.support.checkpoints import write_checkpoint
+    from tests.support.models.checkpoints import write_checkpoint
 
     folder = tmp_path_factory.mktemp("qwen3") / "tiny-qwen3-target"
     return write_checkpoint(folder, family="qwen3_vl")
@@ -116,7 +116,7 @@ def qwen3_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def qwen3_draft_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The same with noise: agrees with it on some tokens; a larger vocabulary size."""
-    from tests.support.checkpoints import write_checkpoint
+    from tests.support.models.checkpoints import write_checkpoint
 
     folder = tmp_path_factory.mktemp("qwen3-draft") / "tiny-qwen3-draft"
     return write_checkpoint(folder, family="qwen3_vl", noise=0.02, vocab_size=320)

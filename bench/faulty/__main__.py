@@ -7,7 +7,7 @@ target-only again, ``--repeats`` times each; the run of median decode time count
     python -m bench.faulty                                         all faults, float32
     python -m bench.faulty --faults slow:10 --dtype bfloat16 --out bench/out/faulty-slow.json
 
-tests/support/faults.py defines the faults.
+tests/support/running/faults.py defines the faults.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from pathlib import Path
 
 from rich.console import Console
 
-from bench.clips import held_out_clips
-from bench.options import add_out, new_result, parser_of, write_result
-from bench.runs import bundled_pair, run_systems, running_stack
-from bench.systems import TARGET_ONLY, systems
-from tests.support.faults import parse_fault
+from bench.answers.runs import bundled_pair, run_systems, running_stack
+from bench.answers.systems import TARGET_ONLY, systems
+from bench.base.clips import held_out_clips
+from bench.base.options import add_out, new_result, parser_of, write_result
+from tests.support.running.faults import parse_fault
 
 FAULTS = (
     "none",
@@ -65,7 +65,7 @@ def main(argv: Sequence[str] | None = None) -> None:
 def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = parser_of("bench.faulty", __doc__)
     add = parser.add_argument
-    add("--faults", nargs="+", default=list(FAULTS), help="see tests/support/faults.py")
+    add("--faults", nargs="+", default=list(FAULTS), help="see tests/support/running/faults.py")
     add("--dtype", choices=("float32", "bfloat16", "float16"), default="float32")
     add("--num-clips", type=int, default=10, help="held-out clips")
     add("--repeats", type=int, default=1, help="runs of each answer; the median one counts")

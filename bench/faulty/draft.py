@@ -10,13 +10,13 @@ import sys
 from collections.abc import Mapping, Sequence
 
 from bench.faulty.model import FaultyModel
-from hippo.config import load_settings
-from hippo.engine.process import LocalSource, run_process
-from hippo.models.base import VideoLanguageModel
-from hippo.models.checkpoint import Progress
+from hippo.base.config import load_settings
+from hippo.models.interface.base import VideoLanguageModel
+from hippo.models.interface.checkpoint import Progress
+from hippo.service.process import LocalSource, run_process
 from services.draft.config import ENV_PREFIX, DraftSettings
 from services.draft.servicer import build_service
-from tests.support.faults import DraftFault, parse_fault
+from tests.support.running.faults import DraftFault, parse_fault
 
 _FLAG = "--draft-fault"
 

@@ -1,4 +1,4 @@
-"""A draft model that misbehaves as a :class:`tests.support.faults.DraftFault` says."""
+"""A draft model that misbehaves as a :class:`tests.support.running.faults.DraftFault` says."""
 
 from __future__ import annotations
 
@@ -7,8 +7,14 @@ from collections.abc import Generator
 
 import torch
 
-from hippo.models.base import AttentionTap, DelegatingModel, Prompt, StepPlan, VideoLanguageModel
-from tests.support.faults import DraftFault
+from hippo.models.interface.base import (
+    AttentionTap,
+    DelegatingModel,
+    Prompt,
+    StepPlan,
+    VideoLanguageModel,
+)
+from tests.support.running.faults import DraftFault
 
 
 class FaultyModel(DelegatingModel):

@@ -18,10 +18,10 @@
 Each part ends within --seconds; what it had no time for, it names. The report (gpu.json, gpu.md in
 --out) is written after each figure, and parts of earlier runs stay in it, so that parts can run one
 by one, and a killed part keeps its figures. Nothing is downloaded. Weights are random, of the
-published shapes (bench/random_pair.py), and are written to --work: 24 GB for 7B with 3B, 75 GB for
-32B with 3B, 52 GB for 72B with 3B. Needed are the packages of pyproject.toml (dependencies and
-"engine"; for forms and 72b "quantized"), and for the tests pytest, pytest-asyncio, pytest-timeout
-and hypothesis.
+published shapes (bench/shapes/random_pair.py), and are written to --work: 24 GB for 7B with 3B, 75
+GB for 32B with 3B, 52 GB for 72B with 3B. Needed are the packages of pyproject.toml (dependencies
+and "engine"; for forms and 72b "quantized"), and for the tests pytest, pytest-asyncio,
+pytest-timeout and hypothesis.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from pathlib import Path
 
 from packaging.requirements import Requirement
 
-from bench.options import integers, parser_of
+from bench.base.options import integers, parser_of
 
 PARTS = (
     "tests",
@@ -117,7 +117,9 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
     if args.device not in ("cuda", "cpu"):
         parser.error(f"--device {args.device}: use cuda or cpu")
     if args.device == "cpu" and not args.small:
-        parser.error("--device cpu needs --small; `python -m bench.real_shapes` is for a CPU")
+        parser.error(
+            "--device cpu needs --small; `python -m bench.shapes.real_shapes` is for a CPU"
+        )
     return args
 
 

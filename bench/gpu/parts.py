@@ -19,26 +19,26 @@ from typing import Any
 
 import torch
 
-from bench.cells import LATENCY_COLUMNS, latency_rows
-from bench.clips import filmed_clip, held_out_clips
-from bench.environment import ROOT
+from bench.answers.runs import run_systems, running_stack
+from bench.answers.systems import TARGET_ONLY, System, systems
+from bench.base.cells import LATENCY_COLUMNS, latency_rows
+from bench.base.clips import filmed_clip, held_out_clips
+from bench.base.environment import ROOT
+from bench.base.report import Report, Section
+from bench.base.tables import wide_console
 from bench.gpu.products import PRODUCT_COLUMNS, product_cells, product_rows
 from bench.gpu.steps import STEP_COLUMNS, copy_bandwidth, step_cells, step_rows
-from bench.random_pair import PairForm, write_pair
-from bench.report import Report, Section
-from bench.runs import run_systems, running_stack
-from bench.served import ANSWER_COLUMNS, NamedClip, answer_cells, answer_rows, watched_stack
-from bench.systems import TARGET_ONLY, System, systems
-from bench.tables import wide_console
+from bench.shapes.random_pair import PairForm, write_pair
+from bench.shapes.served import ANSWER_COLUMNS, NamedClip, answer_cells, answer_rows, watched_stack
+from hippo.catalog.shapes import find_shape
+from hippo.catalog.sizes import GIB, RESERVED_BYTES, memory_of
 from hippo.cli.stack import BUNDLED_PAIR, StackOptions
-from hippo.models.memory import available_bytes
-from hippo.models.placement import parse_device
-from hippo.shapes import find_shape
-from hippo.sizes import GIB, RESERVED_BYTES, memory_of
+from hippo.models.loading.memory import available_bytes
+from hippo.models.loading.placement import parse_device
 
 SHARES = (0.85, 0.93)
 _SIZES = {"7b": ("7B", "3B"), "32b": ("32B", "3B"), "72b": ("72B", "3B")}
-_FORMS = {"72b": "unsloth bnb-4bit"}  # of a target, see tests.support.quantized
+_FORMS = {"72b": "unsloth bnb-4bit"}  # of a target, see tests.support.models.quantized
 _BITS = {"72b": 4.13}  # of a weight in its files
 _LARGEST = "Qwen/Qwen2.5-VL-72B-Instruct"
 _FORM_LAYERS = 8  # of 72B's 80
@@ -76,7 +76,9 @@ class Scale:
 
 _SMALL = Scale(
     contexts=(64, 128), rows=(1, 3), seconds_each=0.0, num_frames=(4,), side=56, max_tokens=24,
-    num_clips=1, systems=("serial γ=5", "adaptive"), test_files=("tests/integration/test_gpu.py",),
+    num_clips=1,
+    systems=("serial γ=5", "adaptive"),
+    test_files=("tests/integration/models/test_gpu.py",),
 )  # fmt: skip
 
 

@@ -10,8 +10,8 @@ from typing import Any
 import torch
 
 from bench.gpu.steps import copy_bandwidth
-from hippo.models.packed import make_packed
-from hippo.sizes import ModelShape
+from hippo.catalog.sizes import ModelShape
+from hippo.models.quantized.packed import make_packed
 
 PRODUCT_COLUMNS = ("product", "form", "weight", "rows", "µs", "floor µs")
 _NUM_CALLS, _NUM_REPLAYS = 5, 5

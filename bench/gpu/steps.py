@@ -13,13 +13,13 @@ from typing import Any
 import torch
 from torch._C._autograd import DeviceType
 
-from hippo.models.base import Prompt, SequenceRows, StepPlan
+from hippo.catalog.shapes import find_shape
+from hippo.catalog.sizes import GIB, ModelShape
 from hippo.models.cached import CachedModel
-from hippo.models.loading import load_model
-from hippo.models.placement import parse_device
-from hippo.models.plan import LoadPlan
-from hippo.shapes import find_shape
-from hippo.sizes import GIB, ModelShape
+from hippo.models.interface.base import Prompt, SequenceRows, StepPlan
+from hippo.models.interface.plan import LoadPlan
+from hippo.models.load import load_model
+from hippo.models.loading.placement import parse_device
 
 STEP_COLUMNS = (
     "model", "steps", "context", "rows", "ms", "host ms", "kernels", "busy ms", "floor ms",

@@ -14,11 +14,11 @@ from collections.abc import Callable, Iterable, Sequence
 
 from rich.console import Console
 
-from bench.environment import ROOT
-from bench.metrics_page import between_markers
-from bench.options import parser_of
+from bench.base.environment import ROOT
+from bench.base.options import parser_of
+from bench.pages.metrics_page import between_markers
 from bench.predicted import pairs, pictures, published, scaling
-from hippo.benchmark.tables import markdown
+from hippo.client.tables import markdown
 
 PAGE = ROOT / "docs/performance.md"
 TABLES: dict[str, tuple[Sequence[str], Callable[[], Iterable[Sequence[str]]], int]] = {

@@ -5,10 +5,10 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterator
 
-from hippo.simulation.hardware import GPUS
-from hippo.simulation.pairs import ModelPair, find_pair
-from hippo.simulation.replay import compare, parse_policies
-from hippo.simulation.traces import drawn_traces
+from hippo.lab.simulation.hardware import GPUS
+from hippo.lab.simulation.pairs import ModelPair, find_pair
+from hippo.lab.simulation.replay import compare, parse_policies
+from hippo.lab.simulation.traces import drawn_traces
 
 AGREEMENT = 0.87
 HEAD = (

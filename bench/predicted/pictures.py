@@ -13,12 +13,12 @@ from typing import Any, Literal, get_args
 import matplotlib
 from rich.console import Console
 
-from bench.environment import ROOT
-from hippo.benchmark.tables import progress_bar
-from hippo.simulation.machine import ForwardCost, Machine
-from hippo.simulation.pairs import ModelPair, find_pair
-from hippo.simulation.replay import PolicyChoice, compare, parse_policies
-from hippo.simulation.traces import Trace, drawn_traces
+from bench.base.environment import ROOT
+from hippo.client.tables import progress_bar
+from hippo.lab.simulation.machine import ForwardCost, Machine
+from hippo.lab.simulation.pairs import ModelPair, find_pair
+from hippo.lab.simulation.replay import PolicyChoice, compare, parse_policies
+from hippo.lab.simulation.traces import Trace, drawn_traces
 
 matplotlib.use("svg")
 matplotlib.rcParams["svg.hashsalt"] = "hippo"

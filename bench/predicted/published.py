@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from hippo.shapes import find_shape
-from hippo.simulation.hardware import GPUS, Placement, RooflineTime
-from hippo.simulation.machine import Machine
-from hippo.simulation.pairs import NUM_NEW_TOKENS
-from hippo.simulation.replay import PolicyChoice, replay_all
-from hippo.simulation.traces import agreement_of_run_length, drawn_traces
-from hippo.sizes import ModelShape
+from hippo.catalog.shapes import find_shape
+from hippo.catalog.sizes import ModelShape
+from hippo.lab.simulation.hardware import GPUS, Placement, RooflineTime
+from hippo.lab.simulation.machine import Machine
+from hippo.lab.simulation.pairs import NUM_NEW_TOKENS
+from hippo.lab.simulation.replay import PolicyChoice, replay_all
+from hippo.lab.simulation.traces import agreement_of_run_length, drawn_traces
 from hippo.speculation.policies import MAX_DRAFT_TOKENS
 
 HEAD = (

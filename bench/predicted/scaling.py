@@ -6,15 +6,15 @@ import dataclasses
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from hippo.models.context import choose_context, pruned_cache_tokens, visual_limit
-from hippo.models.qwen_prompt import FRAME_TOKENS, MAX_VIDEO_TOKENS
-from hippo.simulation.hardware import GPUS, Gpu
-from hippo.simulation.machine import Machine
-from hippo.simulation.pairs import NUM_NEW_TOKENS, ModelPair, find_pair
-from hippo.simulation.replay import GAMMAS, PolicyChoice, Totals, replay_all
-from hippo.simulation.traces import Trace, drawn_traces
-from hippo.sizes import DEVICE_BYTES, RESERVED_BYTES, USED_SHARE, Memory, memory_of
-from hippo.video.resizing import smart_resize
+from hippo.catalog.sizes import DEVICE_BYTES, RESERVED_BYTES, USED_SHARE, Memory, memory_of
+from hippo.lab.simulation.hardware import GPUS, Gpu
+from hippo.lab.simulation.machine import Machine
+from hippo.lab.simulation.pairs import NUM_NEW_TOKENS, ModelPair, find_pair
+from hippo.lab.simulation.replay import GAMMAS, PolicyChoice, Totals, replay_all
+from hippo.lab.simulation.traces import Trace, drawn_traces
+from hippo.media.resizing import smart_resize
+from hippo.models.families.qwen_prompt import FRAME_TOKENS, MAX_VIDEO_TOKENS
+from hippo.models.interface.context import choose_context, pruned_cache_tokens, visual_limit
 
 GPU_NAMES = ("a100-40", "a100", "h100", "h200")
 PAIR_NAMES = (

@@ -1,6 +1,6 @@
 """Experiments on visual token pruning: by default the bundled pair, on held-out clips of its world.
 
-Each experiment writes NAME.json; `python -m bench.page` puts the bundled pair's into
+Each experiment writes NAME.json; `python -m bench.pages.results` puts the bundled pair's into
 docs/pruning.md. All but `services` run only the draft along the target's outputs, which are stored
 beside the results; an interrupted run continues. Their tokens a pass and decode speedups are
 replays of the draft's agreement by the simulator of `hippo simulate`, under adaptive and without
@@ -40,25 +40,18 @@ from typing import Any
 import torch
 from rich.console import Console
 
-from bench.environment import describe_environment
-from bench.options import integers, parser_of
-from bench.pruning import experiments, pair
-from bench.pruning.agreement import AgreementCache, DraftRunner
-from bench.pruning.bias import bias_choices, bias_rows
-from bench.pruning.choices import Choice
-from bench.pruning.experiments import Layers
-from bench.pruning.samples import (
+from bench.answers.runs import bundled_pair
+from bench.base.environment import describe_environment
+from bench.base.options import integers, parser_of
+from bench.base.tables import wide_console, wide_table
+from bench.drafts.samples import (
     CONFIRM_SEED,
     HeldOutWorld,
     QuestionsFile,
     SampleClip,
     SampleSource,
 )
-from bench.pruning.services import measure_services
-from bench.pruning.speed import MeasuredTimes, measure_steps
-from bench.pruning.tables import table_of
-from bench.pruning.teacher import run_choices
-from bench.pruning.traces import (
+from bench.drafts.traces import (
     CACHE,
     ClipTrace,
     TraceStore,
@@ -66,16 +59,23 @@ from bench.pruning.traces import (
     trace_clip,
     trace_missing,
 )
-from bench.runs import bundled_pair
-from bench.tables import wide_console, wide_table
+from bench.pruning import experiments, pair
+from bench.pruning.agreement import AgreementCache, DraftRunner
+from bench.pruning.bias import bias_choices, bias_rows
+from bench.pruning.choices import Choice
+from bench.pruning.experiments import Layers
+from bench.pruning.services import measure_services
+from bench.pruning.speed import MeasuredTimes, measure_steps
+from bench.pruning.tables import table_of
+from bench.pruning.teacher import run_choices
+from hippo.catalog.shapes import shape_of
 from hippo.cli.stack import BUNDLED_PAIR
 from hippo.errors import HippoError, InvalidRequestError
-from hippo.models.base import VideoLanguageModel
-from hippo.models.checkpoint import Checkpoint, find_checkpoint
-from hippo.models.loading import load_model
-from hippo.models.plan import LoadPlan
+from hippo.models.interface.base import VideoLanguageModel
+from hippo.models.interface.checkpoint import Checkpoint, find_checkpoint
+from hippo.models.interface.plan import LoadPlan
+from hippo.models.load import load_model
 from hippo.pruning.select import default_score_layers
-from hippo.shapes import shape_of
 
 _PAIR_FLAGS = ("target_model", "draft_model", "target_device", "draft_device")
 

@@ -8,11 +8,11 @@ from pathlib import Path
 
 import torch
 
+from bench.drafts.traces import ClipTrace, SampleTrace
 from bench.pruning.choices import Choice
-from bench.pruning.traces import ClipTrace, SampleTrace
-from hippo.benchmark.json_lines import JsonLines
-from hippo.models.base import SequenceRows, StepPlan, VideoLanguageModel
-from hippo.models.content import compacted
+from hippo.client.json_lines import JsonLines
+from hippo.models.interface.base import SequenceRows, StepPlan, VideoLanguageModel
+from hippo.models.interface.content import compacted
 
 
 class AgreementCache:

@@ -8,10 +8,10 @@ from typing import Any
 
 import torch
 
+from bench.drafts.traces import ClipTrace
 from bench.pruning.choices import Choice
 from bench.pruning.experiments import Layers
 from bench.pruning.statistics import Counts, interval
-from bench.pruning.traces import ClipTrace
 from hippo.pruning.select import SelectionOptions
 from hippo.types import PruningStrategy
 

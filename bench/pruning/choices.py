@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 import torch
 
-from bench.pruning.traces import ClipTrace, SampleTrace
+from bench.drafts.traces import ClipTrace, SampleTrace
 from hippo.pruning.scores import Scope
 from hippo.pruning.select import (
     SelectionOptions,

@@ -10,8 +10,8 @@ from bench.pruning.choices import Choice
 from bench.pruning.speed import replay_agreement
 from bench.pruning.statistics import difference, interval
 from bench.pruning.teacher import ChoiceOutcome
+from hippo.lab.simulation.machine import Machine
 from hippo.pruning.select import SelectionOptions, needs_alignment
-from hippo.simulation.machine import Machine
 from hippo.types import PruningStrategy, SpatialScore
 
 RATIOS = (0.5, 0.75, 0.9, 0.95, 0.98)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 
-from hippo.models.checkpoint import Checkpoint
+from hippo.models.interface.checkpoint import Checkpoint
 
 # Of each weight file, so many blocks of so many bytes are read: all of a small file, and enough of
 # a large one to tell checkpoints of one shape apart in seconds.

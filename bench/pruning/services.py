@@ -10,11 +10,11 @@ from typing import Any
 
 from rich.console import Console
 
-from bench.clips import ClipFile
-from bench.measure import Record
-from bench.pruning.samples import SampleClip
-from bench.runs import run_systems, running_stack
-from bench.systems import System
+from bench.answers.measure import Record
+from bench.answers.runs import run_systems, running_stack
+from bench.answers.systems import System
+from bench.base.clips import ClipFile
+from bench.drafts.samples import SampleClip
 from hippo.cli.stack import StackOptions
 
 SWEPT = ("holistic", "uv", "specvlm", "uniform")

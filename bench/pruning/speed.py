@@ -12,14 +12,14 @@ from typing import Any
 
 import torch
 
-from bench.ideal import MeasuredForward
+from bench.drafts.ideal import MeasuredForward
+from bench.drafts.traces import ClipTrace
 from bench.pruning.statistics import Counts
-from bench.pruning.traces import ClipTrace
-from hippo.models.base import SequenceRows, StepPlan, VideoLanguageModel
+from hippo.lab.simulation.machine import ForwardTime, Machine
+from hippo.lab.simulation.replay import PolicyChoice, replay_all
+from hippo.lab.simulation.traces import Trace
+from hippo.models.interface.base import SequenceRows, StepPlan, VideoLanguageModel
 from hippo.pruning.select import num_kept, select_tokens
-from hippo.simulation.machine import ForwardTime, Machine
-from hippo.simulation.replay import PolicyChoice, replay_all
-from hippo.simulation.traces import Trace
 from hippo.types import Pruning, PruningStrategy
 
 ROWS = (1, 2, 4, 8, 16, 32)

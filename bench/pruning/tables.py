@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from bench.cells import percent
-from bench.systems import TARGET_ONLY
-from hippo.benchmark.tables import interval, markdown, number
+from bench.answers.systems import TARGET_ONLY
+from bench.base.cells import percent
+from hippo.client.tables import interval, markdown, number
 
 Result = Mapping[str, Any]
 

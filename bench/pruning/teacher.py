@@ -10,11 +10,11 @@ from typing import Any
 
 import torch
 
+from bench.drafts.traces import ClipTrace, SampleTrace
 from bench.pruning.agreement import DraftRunner
 from bench.pruning.choices import Choice
 from bench.pruning.statistics import Counts
-from bench.pruning.traces import ClipTrace, SampleTrace
-from hippo.simulation.traces import Trace
+from hippo.lab.simulation.traces import Trace
 
 
 @dataclass(frozen=True, slots=True)

@@ -79,7 +79,7 @@ WORKDIR /app
 EXPOSE 50051 9101 9102
 # Loading a model takes as long as its download: the start period is to be set by whoever runs it.
 HEALTHCHECK --interval=10s --timeout=10s --start-period=30m --retries=3 \
-  CMD ["python", "-m", "hippo.health_check", "127.0.0.1:50051"]
+  CMD ["python", "-m", "hippo.rpc.health_check", "127.0.0.1:50051"]
 STOPSIGNAL SIGTERM
 ENTRYPOINT ["python", "-m"]
 CMD ["services.target"]

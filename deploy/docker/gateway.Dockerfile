@@ -44,7 +44,7 @@ USER hippo
 WORKDIR /app
 EXPOSE 8000
 HEALTHCHECK --interval=10s --timeout=10s --start-period=60s --retries=3 \
-  CMD ["python", "-m", "hippo.health_check", "http://127.0.0.1:8000/ready"]
+  CMD ["python", "-m", "hippo.rpc.health_check", "http://127.0.0.1:8000/ready"]
 STOPSIGNAL SIGTERM
 ENTRYPOINT ["python", "-m"]
 CMD ["gateway"]

@@ -2,13 +2,15 @@
 ``hippo demo``, ``hippo distill``, ``hippo doctor``, ``hippo inspect``, ``hippo questions``,
 ``hippo simulate``, ``hippo sizes``.
 
-Each command is a module of its name, with the texts ``HELP``, ``DESCRIPTION`` and ``EXAMPLES``,
-``add_options(parser)``, and ``run(arguments)``, which returns the exit code.
+Each command is a module of its name, here or in ``hippo.lab.commands``, with the texts ``HELP``,
+``DESCRIPTION`` and ``EXAMPLES``, ``add_options(parser)``, and ``run(arguments)``, which returns the
+exit code.
 """
 
 from __future__ import annotations
 
 import argparse
+import importlib
 import signal
 import sys
 from collections.abc import Sequence
@@ -16,20 +18,15 @@ from types import FrameType
 
 from rich.console import Console
 
-from hippo.cli import (
-    ask,
-    bench,
-    caption,
-    demo,
-    distill,
-    doctor,
-    inspect,
-    questions,
-    simulate,
-    sizes,
-    up,
-)
 from hippo.errors import HippoError
+
+# By name, because what serves imports nothing of the lab.
+_MODULES = (
+    *("hippo.cli.up", "hippo.cli.ask", "hippo.cli.caption", "hippo.lab.commands.bench"),
+    *("hippo.cli.demo", "hippo.lab.commands.distill", "hippo.cli.doctor"),
+    *("hippo.lab.commands.inspect", "hippo.lab.commands.questions"),
+    *("hippo.lab.commands.simulate", "hippo.lab.commands.sizes"),
+)
 
 _DESCRIPTION = """\
 Answers questions about videos with a large (target) and a small (draft) model: the small one
@@ -65,11 +62,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
-    modules = (
-        *(up, ask, caption, bench, demo, distill),
-        *(doctor, inspect, questions, simulate, sizes),
-    )
-    for module in modules:
+    for module in map(importlib.import_module, _MODULES):
         command = commands.add_parser(
             module.__name__.rpartition(".")[2],
             help=module.HELP,

@@ -13,13 +13,13 @@ from typing import Any
 
 from rich.console import Console
 
-from hippo.benchmark.answers import Answer
-from hippo.benchmark.figures import summarise
-from hippo.benchmark.requests import Question, RequestForm, question_about
-from hippo.benchmark.server import KEY_VARIABLE, Server
-from hippo.benchmark.uploads import sent_media
 from hippo.cli.compare import compare, is_equal, own_policy, show
 from hippo.cli.record import Recorder, check_path
+from hippo.client.answers import Answer
+from hippo.client.figures import summarise
+from hippo.client.requests import Question, RequestForm, question_about
+from hippo.client.server import KEY_VARIABLE, Server
+from hippo.client.uploads import sent_media
 from hippo.errors import InvalidRequestError
 from hippo.speculation.policies import POLICY_NAMES, Gamma
 

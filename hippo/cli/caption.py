@@ -10,9 +10,9 @@ from typing import Any
 
 from rich.console import Console
 
-from hippo.benchmark.requests import RequestForm
-from hippo.benchmark.server import KEY_VARIABLE, Server
 from hippo.cli.caption_run import CaptionRun
+from hippo.client.requests import RequestForm
+from hippo.client.server import KEY_VARIABLE, Server
 from hippo.errors import InvalidRequestError
 from hippo.speculation.policies import POLICY_NAMES
 

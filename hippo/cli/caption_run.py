@@ -16,17 +16,17 @@ from typing import Any, TypeVar
 
 from rich.console import Console
 
-from hippo.benchmark import tables
-from hippo.benchmark.json_lines import JsonLines
-from hippo.benchmark.requests import (
+from hippo.client import tables
+from hippo.client.json_lines import JsonLines
+from hippo.client.requests import (
     IMAGE_SUFFIXES,
     VIDEO_SUFFIXES,
     RequestForm,
     probe,
     question_about,
 )
-from hippo.benchmark.server import Connection, Server
-from hippo.benchmark.uploads import sent_media
+from hippo.client.server import Connection, Server
+from hippo.client.uploads import sent_media
 from hippo.errors import (
     ForbiddenError,
     HippoError,

@@ -9,11 +9,11 @@ from typing import Any
 
 from rich.console import Console
 
-from hippo.benchmark.figures import summarise
-from hippo.benchmark.latency import Record, System, measure, num_answers
-from hippo.benchmark.requests import Question, RequestForm
-from hippo.benchmark.server import Server
-from hippo.benchmark.tables import latency_table, watched
+from hippo.client.figures import summarise
+from hippo.client.latency import Record, System, measure, num_answers
+from hippo.client.requests import Question, RequestForm
+from hippo.client.server import Server
+from hippo.client.tables import latency_table, watched
 from hippo.errors import UnavailableError
 
 

@@ -10,13 +10,12 @@ from pathlib import Path
 
 from rich.console import Console
 
-from hippo.benchmark.requests import RequestForm, question_about
-from hippo.benchmark.server import Server
 from hippo.cli.ask import ask, figures_line
-from hippo.cli.bench import bundled_clips
 from hippo.cli.compare import compare, is_equal, show
-from hippo.cli.stack import Stack
+from hippo.cli.stack import Stack, bundled_clips
 from hippo.cli.up import add_stack_arguments, bring_up, log_printer, quiet, stack_options
+from hippo.client.requests import RequestForm, question_about
+from hippo.client.server import Server
 from hippo.errors import InvalidRequestError
 
 _QUESTION = "Describe the video."

@@ -10,8 +10,8 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from hippo.base.subprocesses import importing_environment
 from hippo.errors import HippoError
-from hippo.subprocesses import importing_environment
 
 _TAIL_LINES = 200
 

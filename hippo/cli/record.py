@@ -11,9 +11,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from hippo.benchmark.answers import Answer
-from hippo.benchmark.requests import Question, RequestForm, new_salt
-from hippo.benchmark.server import Server
+from hippo.client.answers import Answer
+from hippo.client.requests import Question, RequestForm, new_salt
+from hippo.client.server import Server
 from hippo.errors import HippoError, InvalidRequestError, OverloadedError
 from hippo.page import recording
 

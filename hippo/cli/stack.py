@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import json
 import math
 import os
 import signal
@@ -16,6 +17,7 @@ from pathlib import Path
 import httpx
 
 from hippo.cli.processes import Child, StackError
+from hippo.errors import InvalidRequestError
 
 _HIPPO = Path(__file__).resolve().parents[1]
 _CHECKOUT = _HIPPO.parent / "demo"
@@ -62,6 +64,18 @@ class StackOptions:
         """The --dtype of the draft service."""
         on_cpu = self.draft_device.startswith("cpu")
         return self.draft_dtype or ("auto" if on_cpu else self.dtype)
+
+
+def bundled_clips() -> list[tuple[str, str]]:
+    """Returns (path, question) of each bundled clip.
+
+    Raises InvalidRequestError if no clips are installed.
+    """
+    facts = BUNDLED_CLIPS / "facts.json"
+    if not facts.is_file():
+        raise InvalidRequestError(f"there are no bundled clips in {BUNDLED_CLIPS}; give a --video")
+    entries = json.loads(facts.read_text(encoding="utf-8"))
+    return [(str(BUNDLED_CLIPS / entry["file"]), entry["question"]) for entry in entries]
 
 
 def default_cores(target_device: str, draft_device: str) -> tuple[int | None, int | None]:

@@ -16,7 +16,7 @@ from rich.markup import escape
 
 from hippo.cli.processes import ProcessEndedError, StackError
 from hippo.cli.stack import BUNDLED_PAIR, Stack, StackOptions, default_cores
-from hippo.models.plan import DTYPE_NAMES, QUANTIZATION_NAMES
+from hippo.models.interface.plan import DTYPE_NAMES, QUANTIZATION_NAMES
 
 _COLOURS = {"draft": "cyan", "target": "magenta", "gateway": "green"}
 _WATCH_S = 0.2

@@ -9,9 +9,9 @@ from collections.abc import Callable, Sequence
 import torch
 
 from hippo.engine.sequence import EngineSequence
+from hippo.models.interface.transfer import to_device
 from hippo.sampling.sampler import RowNotes, SampleRequest, sample_step
 from hippo.speculation.core import Step, Wait
-from hippo.transfer import to_device
 
 
 class SlowMasks:

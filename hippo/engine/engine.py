@@ -27,14 +27,14 @@ from hippo.engine.batch import SlowMasks, sample_steps, start_masks
 from hippo.engine.bounded import VisionCache
 from hippo.engine.device_thread import DeviceThread
 from hippo.engine.fairness import PrefillShare
-from hippo.engine.jobs import Job, Jobs, mark_on
+from hippo.engine.jobs import Jobs, mark_on
 from hippo.engine.prompts import ReadPrompt
-from hippo.engine.sequence import EngineSequence
+from hippo.engine.sequence import EngineSequence, Job
 from hippo.engine.stats import EngineCounters
 from hippo.engine.warmup import warm_up, warm_up_model
 from hippo.errors import HippoError, UnavailableError
-from hippo.models.base import Prompt, SequenceRows, StepPlan, VideoLanguageModel
-from hippo.models.content import CachedRows
+from hippo.models.interface.base import Prompt, SequenceRows, StepPlan, VideoLanguageModel
+from hippo.models.interface.content import CachedRows
 from hippo.speculation.core import PROMPT_STEP, Step, Wait
 from hippo.types import Timing
 
@@ -133,25 +133,24 @@ class Engine:
 
         self._thread.call_soon(handle)
 
-    # --- for prefills (device thread) ---
+    # --- SequenceHost (device thread) ---
+
+    @property
+    def piece_began_ns(self) -> int:
+        return self.jobs.piece_began_ns
+
+    def device_ns(self, sequence: EngineSequence) -> int:
+        return self.jobs.device_ns(sequence)
 
     def emit_message(self, sequence: EngineSequence, message: Any) -> None:
-        """Sends a message on the sequence's stream."""
         self._thread.call_on_loop(sequence.output.put_item, message)
 
     def start_job(self, sequence: EngineSequence, job: Job) -> None:
-        """Queues device work whose pieces run between two forwards."""
         self.jobs.add_job(sequence, job, num_tokens=sequence.prompt.length)
 
     def take_over_rows(
         self, sequence: EngineSequence, rows: CachedRows, *, most: int | None = None
     ) -> int:
-        """Begins a prefill of ``rows``; returns how many of the rows the slot already holds.
-
-        The result is at most ``most`` and excludes the last row, whose logits are needed. If the
-        slot of another running sequence holds more of the rows, they are copied first, so that of
-        several choices of a request only the first computes the common rows.
-        """
         donors = (sequence, *self._sequences) if self._keeps_prefixes else (sequence,)
         best = max(donors, key=lambda donor: rows.common_length(donor.held))
         limit = len(rows) - 1 if most is None else min(most, len(rows) - 1)
@@ -171,7 +170,6 @@ class Engine:
         queue_ns: int,
         wait_ns: int = 0,
     ) -> None:
-        """Starts the core after the prefill of ``rows``, with ``logits`` ``[vocabulary]``."""
         [(token_ids, notes)] = sample_steps([(sequence, PROMPT_STEP)], logits[None])
         sequence.held = rows
         self.counters.count_prefill(len(rows), num_reused)

@@ -46,9 +46,9 @@ class PrefillShare:
 
     Pieces are of any length, so a piece in progress may exceed its budget, on a CPU often by far.
     If it delays other clients, the excess is taken from the budgets between the next forwards. (If
-    it delays only its own, that costs throughput: ``bench.load --clients 8 --systems target-only``
-    gave 173 and 204 tokens/s instead of 241 and 214, run in turns on two cores.) If no sequence
-    runs, one piece runs at a time, and the inbox is handled after it.
+    it delays only its own, that costs throughput: ``bench.load --clients 8 --systems
+    target-only`` gave 173 and 204 tokens/s instead of 241 and 214, run in turns on two cores.) If
+    no sequence runs, one piece runs at a time, and the inbox is handled after it.
     """
 
     def __init__(self) -> None:

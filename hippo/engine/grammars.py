@@ -9,12 +9,12 @@ from functools import partial
 
 from llguidance import LLTokenizer
 
+from hippo.base.worker_process import give_way_here
 from hippo.errors import InvalidRequestError
 from hippo.grammars.limits import new_matcher, one_line
 from hippo.grammars.trials import GrammarTrials, tokenizer_options
 from hippo.sampling.masks import GRAMMAR_PARAM, TokenMasks
 from hippo.types import ModelInfo, OpenRequest
-from hippo.worker_process import give_way_here
 
 _log = logging.getLogger(__name__)
 

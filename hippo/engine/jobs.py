@@ -7,17 +7,14 @@ time, at most one piece delays a forward, and the device always has queued work.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator
+from collections.abc import Callable
 from dataclasses import dataclass
 from time import perf_counter_ns
 
 import torch
 
-from hippo.engine.sequence import EngineSequence
+from hippo.engine.sequence import EngineSequence, Job
 from hippo.engine.stats import EngineCounters
-
-Job = Generator[None, None, None]
-"""A generator that runs one piece up to each yield."""
 
 Mark = Callable[[], Callable[[], None]]
 """Marks the work queued so far; returns a function that waits for the end of this work."""

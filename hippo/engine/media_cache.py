@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from typing import Protocol
 
 from hippo.engine.bounded import BoundedCache
-from hippo.models.base import DecodedMedia
+from hippo.models.interface.base import DecodedMedia
 from hippo.types import FramePlan, Media, MediaKind
 from hippo.video.source import ContentName, content_name
 

@@ -9,17 +9,17 @@ from dataclasses import dataclass, replace
 from time import perf_counter_ns
 from typing import TypeVar
 
+from hippo.base.tasks import gather_or_cancel
+from hippo.base.texts import TextLimit
+from hippo.base.tracing import span
 from hippo.engine.cpu import compute_alone, name_thread
 from hippo.engine.grammars import GrammarCompiler
 from hippo.engine.media_cache import Decoder, MediaCache
 from hippo.errors import ContextLengthError, InvalidRequestError, MediaError
-from hippo.models.base import DecodedMedia, Prompt, VideoLanguageModel
-from hippo.models.content import CachedRows, cached_rows, salted
-from hippo.models.messages import REMEDY, texts_of
+from hippo.models.interface.base import DecodedMedia, Prompt, VideoLanguageModel
+from hippo.models.interface.content import CachedRows, cached_rows, salted
+from hippo.models.prompts.messages import REMEDY, texts_of
 from hippo.sampling.masks import GRAMMAR_PARAM, TokenMasks
-from hippo.tasks import gather_or_cancel
-from hippo.texts import TextLimit
-from hippo.tracing import span
 from hippo.types import FramePlan, MediaKind, OpenRequest
 
 ResultT = TypeVar("ResultT")

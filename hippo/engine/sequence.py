@@ -5,23 +5,69 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Generator, Sequence
 from time import perf_counter_ns
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import torch
 
+from hippo.engine.bounded import VisionCache
 from hippo.engine.prompts import ReadPrompt
 from hippo.engine.slots import SlotPool
 from hippo.engine.spans import Stages
-from hippo.models.base import Prompt, StepPlan
-from hippo.models.content import CachedRows, no_rows
+from hippo.models.interface.base import Prompt, StepPlan, VideoLanguageModel
+from hippo.models.interface.content import CachedRows, no_rows
 from hippo.rpc.queue import StreamQueue
 from hippo.sampling.sampler import TokenSampler
 from hippo.speculation.core import Core, Step
 from hippo.speculation.sharpness import Sharpness
 from hippo.types import OpenRequest, PromptInfo, Timing
 
-if TYPE_CHECKING:
-    from hippo.engine.engine import Engine
+Job = Generator[None, None, None]
+"""Device work that runs one piece up to each yield."""
+
+
+class SequenceHost(Protocol):
+    """What a sequence may ask of its engine, on the device thread."""
+
+    @property
+    def model(self) -> VideoLanguageModel: ...
+
+    @property
+    def vision_cache(self) -> VisionCache: ...
+
+    @property
+    def piece_began_ns(self) -> int:
+        """The start of the piece in progress (``perf_counter_ns``)."""
+
+    def device_ns(self, sequence: EngineSequence) -> int:
+        """Returns the device time of the sequence's jobs in ns; only inside one of its pieces."""
+
+    def start_job(self, sequence: EngineSequence, job: Job) -> None:
+        """Queues device work whose pieces run between two forwards."""
+
+    def emit_message(self, sequence: EngineSequence, message: Any) -> None:
+        """Sends a message on the sequence's stream."""
+
+    def take_over_rows(
+        self, sequence: EngineSequence, rows: CachedRows, *, most: int | None = None
+    ) -> int:
+        """Begins a prefill of ``rows``; returns how many of the rows the slot already holds.
+
+        The result is at most ``most`` and excludes the last row, whose logits are needed. If the
+        slot of another running sequence holds more of the rows, they are copied first, so that of
+        several choices of a request only the first computes the common rows.
+        """
+
+    def finish_prefill(
+        self,
+        sequence: EngineSequence,
+        logits: torch.Tensor,
+        *,
+        rows: CachedRows,
+        num_reused: int,
+        queue_ns: int,
+        wait_ns: int = 0,
+    ) -> None:
+        """Starts the core after the prefill of ``rows``, with ``logits`` ``[vocabulary]``."""
 
 
 class EngineSequence(ABC):
@@ -100,29 +146,29 @@ class EngineSequence(ABC):
         )
 
     @abstractmethod
-    def begin_prefill(self, engine: Engine) -> None:
+    def begin_prefill(self, host: SequenceHost) -> None:
         """Starts the first job (device thread)."""
 
     def run_tower(
-        self, engine: Engine, *, is_needed: bool = True
+        self, host: SequenceHost, *, is_needed: bool = True
     ) -> Generator[None, None, torch.Tensor | None]:
         """Runs the vision tower in pieces if ``is_needed``, and returns its output; frees the
         pixels, which nothing needs any more (device thread)."""
         prompt, self.prompt = self.prompt, self.prompt.without_pixels()
         if not is_needed:
             return None
-        before_ns = engine.jobs.device_ns(self)
+        before_ns = host.device_ns(self)
         self.stages.tower_began_ns = perf_counter_ns() if prompt.items else 0
-        visual = yield from engine.model.embed_pieces(prompt, engine.vision_cache)
+        visual = yield from host.model.embed_pieces(prompt, host.vision_cache)
         self.stages.tower_ended_ns = perf_counter_ns()
-        self.vision_ns = engine.jobs.device_ns(self) - before_ns
+        self.vision_ns = host.device_ns(self) - before_ns
         return visual
 
     def close(self) -> None:
         """Marks the sequence as ended (device thread); a subclass also frees what it holds."""
         self.is_closed = True
 
-    def receive_message(self, engine: Engine, message: Any) -> None:
+    def receive_message(self, host: SequenceHost, message: Any) -> None:
         """Handles a message; raises HippoError for an invalid one (device thread)."""
         self.core.receive(message)
 

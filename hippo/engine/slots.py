@@ -18,9 +18,9 @@ import asyncio
 from collections import Counter
 from collections.abc import Iterator
 
+from hippo.base.tracing import span
 from hippo.errors import OverloadedError
-from hippo.models.content import CachedRows, no_rows
-from hippo.tracing import span
+from hippo.models.interface.content import CachedRows, no_rows
 
 # Reusing a smaller share of a slot's rows (a system prompt) is not worth losing the rest.
 _LEAST_SHARE = 0.25

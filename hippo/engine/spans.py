@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from time import perf_counter_ns
 from typing import Any
 
-from hippo.tracing import Span
+from hippo.base.tracing import Span
 from hippo.types import Block, OpenRequest, PromptInfo, Selection, Timing, Verdict
 
 

@@ -14,7 +14,8 @@ import torch
 
 from hippo.engine.cpu import compute_alone
 from hippo.errors import ContextLengthError, HippoError, ModelLoadError
-from hippo.models.base import (
+from hippo.models.cached import CachedModel
+from hippo.models.interface.base import (
     AttentionTap,
     DecodedMedia,
     Prompt,
@@ -22,9 +23,8 @@ from hippo.models.base import (
     StepPlan,
     VideoLanguageModel,
 )
-from hippo.models.cached import CachedModel
-from hippo.models.context import most_kept
-from hippo.models.linear import padded_rows
+from hippo.models.interface.context import most_kept
+from hippo.models.products.linear import padded_rows
 from hippo.types import ChatMessage, FramePlan, MediaKind, MediaPart, TextPart
 
 _log = logging.getLogger(__name__)

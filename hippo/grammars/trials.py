@@ -13,10 +13,7 @@ import socket
 import threading
 from concurrent.futures import ThreadPoolExecutor
 
-from hippo.errors import InvalidRequestError, OverloadedError, UnavailableError
-from hippo.grammars.limits import MAX_CPU_S, MAX_MEMORY_BYTES, QUICK_CPU_S
-from hippo.types import ModelInfo
-from hippo.worker_process import (
+from hippo.base.worker_process import (
     Message,
     WorkerDiedError,
     WorkerProcess,
@@ -24,6 +21,9 @@ from hippo.worker_process import (
     receive_message,
     send_message,
 )
+from hippo.errors import InvalidRequestError, OverloadedError, UnavailableError
+from hippo.grammars.limits import MAX_CPU_S, MAX_MEMORY_BYTES, QUICK_CPU_S
+from hippo.types import ModelInfo
 
 _NUM_QUICK = 4  # trials at once of less than QUICK_CPU_S
 _MAX_KNOWN = 1024  # results kept, of at most a kilobyte: a megabyte

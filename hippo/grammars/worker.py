@@ -20,8 +20,7 @@ import sys
 
 from llguidance import LLTokenizer
 
-from hippo.grammars.limits import error_of, new_matcher
-from hippo.worker_process import (
+from hippo.base.worker_process import (
     Message,
     fork_children,
     give_way,
@@ -30,6 +29,7 @@ from hippo.worker_process import (
     receive_message,
     send_message,
 )
+from hippo.grammars.limits import error_of, new_matcher
 
 
 def try_grammar(tokenizer: LLTokenizer, grammar: str) -> Message:

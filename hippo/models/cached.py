@@ -10,23 +10,12 @@ from functools import partial
 
 import torch
 
+from hippo.catalog.sizes import CHUNK_ROWS as _CHUNK_ROWS
 from hippo.errors import ContextLengthError
-from hippo.models.attention import AttentionPlan, ChunkMask, QueryTap, plan_sequence
-from hippo.models.base import (
-    AttentionTap,
-    DecodedMedia,
-    FeatureCache,
-    Prompt,
-    SequenceRows,
-    StepPlan,
-)
-from hippo.models.content import cached_places
-from hippo.models.eager import EagerRunner
-from hippo.models.family import Family
-from hippo.models.fixed import ExactRunner
-from hippo.models.pretrained import Pretrained
-from hippo.models.rows import PlacedRows, layer_groups
-from hippo.models.tap import (
+from hippo.media.resizing import FrameLimits
+from hippo.models.attention.parts import AttentionPlan, ChunkMask, QueryTap, plan_sequence
+from hippo.models.attention.rows import PlacedRows, layer_groups
+from hippo.models.attention.tap import (
     KeptQueries,
     measure_alignment,
     most_reused,
@@ -34,10 +23,21 @@ from hippo.models.tap import (
     scored_rows,
     tap_question,
 )
-from hippo.sizes import CHUNK_ROWS as _CHUNK_ROWS
-from hippo.transfer import to_device
+from hippo.models.families.family import Family
+from hippo.models.interface.base import (
+    AttentionTap,
+    DecodedMedia,
+    FeatureCache,
+    Prompt,
+    SequenceRows,
+    StepPlan,
+)
+from hippo.models.interface.content import cached_places
+from hippo.models.interface.transfer import to_device
+from hippo.models.loading.pretrained import Pretrained
+from hippo.models.runners.eager import EagerRunner
+from hippo.models.runners.fixed import ExactRunner
 from hippo.types import ChatMessage, FramePlan
-from hippo.video.resizing import FrameLimits
 
 _log = logging.getLogger(__name__)
 

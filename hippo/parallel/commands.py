@@ -20,7 +20,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from hippo.models.base import AttentionTap, Prompt, StepPlan
+from hippo.models.interface.base import AttentionTap, Prompt, StepPlan
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,8 +16,8 @@ from functools import partial
 from multiprocessing.connection import Connection
 from pathlib import Path
 
-from hippo.models.plan import LoadPlan
-from hippo.subprocesses import end_with_parent
+from hippo.base.subprocesses import end_with_parent
+from hippo.models.interface.plan import LoadPlan
 
 
 class _Reports(logging.Handler):
@@ -73,10 +73,10 @@ def _run(
     import torch
 
     from hippo.engine.cpu import prepare_cpu
-    from hippo.models.loading import load_model
-    from hippo.parallel.group import RankGroup
+    from hippo.models.load import load_model
+    from hippo.models.products.group import RankGroup
+    from hippo.models.products.shards import Shards
     from hippo.parallel.model import follow
-    from hippo.parallel.shards import Shards
 
     prepare_cpu(plan.core_of(rank), plan.num_threads)
     devices = tuple(map(torch.device, plan.rank_devices))

@@ -13,10 +13,10 @@ from concurrent.futures import Future, InvalidStateError
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection
 
+from hippo.base.subprocesses import importing_environment
 from hippo.errors import HippoError, ModelLoadError, UnavailableError
-from hippo.models.plan import LoadPlan
+from hippo.models.interface.plan import LoadPlan
 from hippo.parallel.commands import Command, Stop
-from hippo.subprocesses import importing_environment
 
 _log = logging.getLogger(__name__)
 

@@ -9,7 +9,14 @@ from collections.abc import Callable, Generator, Iterator
 import torch
 
 from hippo.errors import HippoError, UnavailableError
-from hippo.models.base import AttentionTap, DelegatingModel, Prompt, StepPlan, VideoLanguageModel
+from hippo.models.interface.base import (
+    AttentionTap,
+    DelegatingModel,
+    Prompt,
+    StepPlan,
+    VideoLanguageModel,
+)
+from hippo.models.products.group import RankGroup
 from hippo.parallel.commands import (
     Advance,
     BeginPrefill,
@@ -21,7 +28,6 @@ from hippo.parallel.commands import (
     without_pixels,
 )
 from hippo.parallel.followers import FollowerProcesses
-from hippo.parallel.group import RankGroup
 
 _SETTLE_SECONDS = 1.0
 

@@ -13,17 +13,17 @@ from pathlib import Path
 
 import torch
 
+from hippo.catalog.shapes import shape_of
 from hippo.errors import HippoError, InvalidRequestError, ModelLoadError, UnavailableError
-from hippo.models.base import VideoLanguageModel
-from hippo.models.checkpoint import Checkpoint, Progress, find_checkpoint
-from hippo.models.loading import check_form, load_model
-from hippo.models.placement import parse_device
-from hippo.models.plan import LoadPlan
+from hippo.models.interface.base import VideoLanguageModel
+from hippo.models.interface.checkpoint import Checkpoint, Progress, find_checkpoint
+from hippo.models.interface.plan import LoadPlan
+from hippo.models.load import check_form, load_model
+from hippo.models.loading.placement import parse_device
+from hippo.models.products.group import RankGroup, backend_for
+from hippo.models.products.shards import Shards, check_divisible
 from hippo.parallel.followers import FollowerProcesses
-from hippo.parallel.group import RankGroup, backend_for
 from hippo.parallel.model import ParallelModel
-from hippo.parallel.shards import Shards, check_divisible
-from hippo.shapes import shape_of
 
 _log = logging.getLogger(__name__)
 

@@ -12,7 +12,7 @@ from typing import Literal
 import torch
 from torch.nn.functional import normalize
 
-from hippo.sizes import SCORED_LOGITS
+from hippo.catalog.sizes import SCORED_LOGITS
 from hippo.types import SpatialScore
 
 VisualGrid = tuple[int, int, int]  # frames, rows, columns of one video

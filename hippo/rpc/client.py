@@ -12,6 +12,7 @@ from typing import Any, Generic, TypeVar
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
+from hippo.base.tracing import current_span
 from hippo.errors import HippoError, UnavailableError
 from hippo.rpc import codec, convert
 from hippo.rpc.errors import code_name, error_from_rpc, error_from_status
@@ -22,7 +23,6 @@ from hippo.rpc.options import (
     client_options,
 )
 from hippo.rpc.queue import StreamQueue
-from hippo.tracing import current_span
 from hippo.types import (
     Block,
     Commit,

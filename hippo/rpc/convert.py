@@ -12,6 +12,7 @@ from typing import Any
 
 from google.protobuf.message import Message
 
+from hippo.base.validation import MAX_TOP_LOGPROBS, validate_sampling
 from hippo.errors import IncompatiblePairError, InvalidRequestError
 from hippo.rpc import codec
 from hippo.types import (
@@ -27,7 +28,6 @@ from hippo.types import (
     Selection,
 )
 from hippo.v1 import common_pb2 as pb
-from hippo.validation import MAX_TOP_LOGPROBS, validate_sampling
 
 ROLES = ("system", "user", "assistant")
 MAX_PRUNING_RATIO = 0.99

@@ -19,7 +19,7 @@ from llguidance import LLMatcher
 
 from hippo.errors import HippoError, InvalidRequestError
 from hippo.grammars.limits import error_of
-from hippo.transfer import to_device
+from hippo.models.interface.transfer import to_device
 
 GRAMMAR_PARAM = "sampling.grammar"
 _WRONG_ID = "the completion does not follow the request's grammar"

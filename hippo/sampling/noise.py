@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 import torch
 
-from hippo.transfer import to_device
+from hippo.models.interface.transfer import to_device
 
 _MASK32 = 0xFFFFFFFF
 _MASK64 = 0xFFFFFFFFFFFFFFFF

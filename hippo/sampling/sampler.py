@@ -12,13 +12,13 @@ from typing import Any
 import torch
 
 from hippo.errors import HippoError
+from hippo.models.interface.transfer import to_device
 from hippo.sampling.logprobs import floats, pack_logprobs, unpack_logprobs
 from hippo.sampling.masks import TokenMasks, mask_logits
 from hippo.sampling.noise import noise_key, noise_rows
 from hippo.sampling.rule import choose_tokens, propose_tokens
 from hippo.speculation.branches import Proposal
 from hippo.speculation.sharpness import SHARPNESSES, Sharpness
-from hippo.transfer import to_device
 from hippo.types import SamplingParams
 
 _NOISE_ELEMENTS = 1 << 14  # computed at once, so that many rows of a small vocabulary share kernels

@@ -1,0 +1,1 @@
+"""Parallel speculative decoding without I/O: verifier, drafter, coordinator and policies."""

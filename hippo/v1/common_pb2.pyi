@@ -29,7 +29,7 @@ class _MediaKindEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_MediaKind.V
     """Never sent; a receiver answers INVALID_ARGUMENT."""
     MEDIA_KIND_VIDEO: _MediaKind.ValueType  # 1
     """A video container (mp4, webm, mkv, ...), or a list of JPEG frames with their times
-    (hippo/video/frame_list.py).
+    (hippo/media/frame_list.py).
     """
     MEDIA_KIND_IMAGE: _MediaKind.ValueType  # 2
     """A still image (jpeg, png, webp)."""
@@ -41,7 +41,7 @@ MEDIA_KIND_UNSPECIFIED: MediaKind.ValueType  # 0
 """Never sent; a receiver answers INVALID_ARGUMENT."""
 MEDIA_KIND_VIDEO: MediaKind.ValueType  # 1
 """A video container (mp4, webm, mkv, ...), or a list of JPEG frames with their times
-(hippo/video/frame_list.py).
+(hippo/media/frame_list.py).
 """
 MEDIA_KIND_IMAGE: MediaKind.ValueType  # 2
 """A still image (jpeg, png, webp)."""
@@ -1180,7 +1180,7 @@ class GetModelResponse(_message.Message):
     """
     frame_sampling: _builtins.str
     """How frames of a video are sampled and resized, as JSON: max_frames, and limits, an object with
-    the fields of hippo.video.resizing.FrameLimits; empty if not told.
+    the fields of hippo.media.resizing.FrameLimits; empty if not told.
     """
     @_builtins.property
     def end_token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:

@@ -10,10 +10,10 @@ import numpy as np
 from PIL import Image
 
 from hippo.errors import MediaError
+from hippo.media.limits import DecodeLimits
+from hippo.media.resizing import FrameLimits
 from hippo.types import FramePlan
 from hippo.video.cost import ExpensiveError, estimated_s
-from hippo.video.limits import DecodeLimits
-from hippo.video.resizing import FrameLimits
 
 Pixels = np.ndarray[Any, np.dtype[np.uint8]]
 Allocate = Callable[[int, int, int], Pixels]  # (num_frames, height, width) -> [..., 3]
@@ -32,7 +32,7 @@ class Frames:
 
 @dataclass(frozen=True, slots=True)
 class Canvas:
-    """What to decode of one item; ``plan`` is resolved (hippo.video.sampling)."""
+    """What to decode of one item; ``plan`` is resolved (hippo.media.sampling)."""
 
     plan: FramePlan
     limits: DecodeLimits

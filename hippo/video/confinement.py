@@ -20,7 +20,7 @@ import struct
 import sys
 from dataclasses import dataclass
 
-from hippo.worker_process import limit_memory
+from hippo.base.worker_process import limit_memory
 
 _MAX_DESCRIPTORS = 16
 """The three standard ones, the socket, the media, Pillow's copy of it and the result; doubled."""

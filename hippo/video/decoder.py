@@ -16,19 +16,19 @@ from typing import TypeVar
 
 import torch
 
+from hippo.base.local_files import LocalFiles
+from hippo.base.worker_process import ForkedWorker, Message, WorkerDiedError, map_whole
 from hippo.errors import ContextLengthError, MediaError
-from hippo.local_files import LocalFiles
-from hippo.models.base import DecodedMedia
+from hippo.media.limits import NUM_WORKERS, DecodeLimits
+from hippo.media.resizing import FrameLimits
+from hippo.media.sampling import resolve_plan
+from hippo.models.interface.base import DecodedMedia
 from hippo.types import FramePlan, Media
 from hippo.video.cost import CHEAP_S
-from hippo.video.limits import NUM_WORKERS, DecodeLimits
-from hippo.video.resizing import FrameLimits
-from hippo.video.sampling import resolve_plan
 from hippo.video.seat import Seat, WorkerParent
 from hippo.video.shared import SharedFrames
 from hippo.video.source import content_name, opened_media
 from hippo.video.turns import Turns
-from hippo.worker_process import ForkedWorker, Message, WorkerDiedError, map_whole
 
 ResultT = TypeVar("ResultT")
 

@@ -17,16 +17,16 @@ import numpy as np
 from PIL import Image
 
 from hippo.errors import MediaError
+from hippo.media.formats import CODECS, FFMPEG_OPTIONS
+from hippo.media.limits import DecodeLimits
+from hippo.media.resizing import fit_frames, fit_size
+from hippo.media.sampling import count_frames, sample_frames
+from hippo.media.signatures import HEAD_BYTES, fault, image_kind
 from hippo.video.as_shown import deinterlaced, has_high_range, in_standard_range, shown_size
 from hippo.video.canvas import Canvas, Frames, Pixels
-from hippo.video.formats import CODECS, FFMPEG_OPTIONS
 from hippo.video.images import WHITE, over
-from hippo.video.limits import DecodeLimits
 from hippo.video.orientation import Orientation
-from hippo.video.resizing import fit_frames, fit_size
-from hippo.video.sampling import count_frames, sample_frames
 from hippo.video.seeking import SeekError, all_frames, num_from_keys, seek_frames
-from hippo.video.signatures import HEAD_BYTES, fault, image_kind
 from hippo.video.timeline import PresentationTimes, refusing, timeline_of_index, timeline_of_packets
 
 _READABLE = "mp4, mov, webm, mkv, avi, mpeg-ts or gif"

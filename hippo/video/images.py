@@ -9,13 +9,13 @@ import numpy as np
 from PIL import Image, ImageOps, UnidentifiedImageError
 
 from hippo.errors import MediaError
+from hippo.media.formats import IMAGES
+from hippo.media.frame_list import read_frame_list
+from hippo.media.resizing import fit_frames, fit_image, fit_size
+from hippo.media.sampling import spaced
+from hippo.media.signatures import HEAD_BYTES, fault, is_video
 from hippo.video.canvas import Canvas, Frames, Pixels
 from hippo.video.cost import ExpensiveError
-from hippo.video.formats import IMAGES
-from hippo.video.frame_list import read_frame_list
-from hippo.video.resizing import fit_frames, fit_image, fit_size
-from hippo.video.sampling import spaced
-from hippo.video.signatures import HEAD_BYTES, fault, is_video
 
 Colour = tuple[int, int, int]
 WHITE: Colour = (255, 255, 255)
@@ -32,7 +32,7 @@ def read_image(file: BinaryIO, canvas: Canvas) -> Frames:
 
 
 def read_frames(file: BinaryIO, canvas: Canvas) -> Frames:
-    """Returns the images of a frame list (hippo.video.frame_list) as a video's sampled frames.
+    """Returns the images of a frame list (hippo.media.frame_list) as a video's sampled frames.
 
     If the list has more images than the plan's ``max_frames`` or ``max_visual_tokens`` allow,
     evenly spaced ones are chosen; the last image is repeated up to a full grid of tokens. Raises

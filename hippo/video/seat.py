@@ -6,8 +6,8 @@ import asyncio
 from collections.abc import Callable
 from typing import Any, TypeVar
 
+from hippo.base.worker_process import ForkedWorker, WorkerDiedError, WorkerProcess
 from hippo.errors import UnavailableError
-from hippo.worker_process import ForkedWorker, WorkerDiedError, WorkerProcess
 
 ResultT = TypeVar("ResultT")
 

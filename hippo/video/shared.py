@@ -22,7 +22,7 @@ from pathlib import Path
 
 import torch
 
-from hippo.models.base import DecodedMedia
+from hippo.models.interface.base import DecodedMedia
 from hippo.types import MediaKind
 
 _BEAT_S = 0.1

@@ -9,10 +9,10 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
+from hippo.base.local_files import LocalFile, LocalFiles
+from hippo.base.worker_process import map_whole, shared_file
 from hippo.errors import ForbiddenError, MediaError, MediaPathError
-from hippo.local_files import LocalFile, LocalFiles
 from hippo.types import Media
-from hippo.worker_process import map_whole, shared_file
 
 ContentName = tuple[str, int, int] | bytes
 

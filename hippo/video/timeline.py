@@ -13,7 +13,7 @@ import av
 import av.error
 
 from hippo.errors import MediaError
-from hippo.video.limits import DecodeLimits
+from hippo.media.limits import DecodeLimits
 
 # A clock that goes back by more, or forward by more in a container whose clock may jump, begins
 # anew; the second is FFmpeg's dts_delta_threshold.

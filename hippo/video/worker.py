@@ -23,18 +23,8 @@ import traceback
 
 import numpy as np
 
-from hippo.errors import ContextLengthError, MediaError
-from hippo.heap import trim_heap
-from hippo.types import FramePlan
-from hippo.video.canvas import Canvas, Frames, Pixels
-from hippo.video.confinement import confine
-from hippo.video.cost import ExpensiveError
-from hippo.video.frame_list import MAGIC
-from hippo.video.frames import read_video
-from hippo.video.images import read_frames, read_image
-from hippo.video.limits import DecodeLimits
-from hippo.video.resizing import FrameLimits
-from hippo.worker_process import (
+from hippo.base.heap import trim_heap
+from hippo.base.worker_process import (
     Message,
     fork_children,
     give_way,
@@ -44,8 +34,18 @@ from hippo.worker_process import (
     send_message,
     shared_file,
 )
+from hippo.errors import ContextLengthError, MediaError
+from hippo.media.frame_list import MAGIC
+from hippo.media.limits import DecodeLimits
+from hippo.media.resizing import FrameLimits
+from hippo.types import FramePlan
+from hippo.video.canvas import Canvas, Frames, Pixels
+from hippo.video.confinement import confine
+from hippo.video.cost import ExpensiveError
+from hippo.video.frames import read_video
+from hippo.video.images import read_frames, read_image
 
-# What PyAV and Pillow import when a file needs it, and the readers of hippo.video.formats.IMAGES.
+# What PyAV and Pillow import when a file needs it, and the readers of hippo.media.formats.IMAGES.
 _LATE_MODULES = (
     *(
         f"av.{kind}.{part}"

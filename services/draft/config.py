@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from hippo.config import require_least, setting
-from hippo.engine.settings import EngineSettings
-from hippo.models.plan import LoadPlan
+from hippo.base.config import require_least, setting
+from hippo.models.interface.plan import LoadPlan
+from hippo.service.settings import EngineSettings
 from hippo.types import MIN_VISUAL_TOKENS, PRUNING_RATIO
 
 ENV_PREFIX = "HIPPO_DRAFT"

@@ -7,13 +7,11 @@ from typing import Any
 
 import torch
 
-from hippo.engine.engine import Engine
-from hippo.engine.jobs import Job
-from hippo.engine.sequence import EngineSequence
+from hippo.engine.sequence import EngineSequence, Job, SequenceHost
 from hippo.engine.slots import SlotPool
 from hippo.errors import InvalidRequestError
-from hippo.models.base import Prompt
-from hippo.models.content import cached_places, compacted
+from hippo.models.interface.base import Prompt
+from hippo.models.interface.content import cached_places, compacted
 from hippo.speculation.drafter import Drafter
 from hippo.speculation.sharpness import SharpnessByTemperature
 from hippo.types import OpenRequest, Selection
@@ -51,15 +49,15 @@ class DraftSequence(EngineSequence):
         self.is_embedded = False
         self._room = room
 
-    def begin_prefill(self, engine: Engine) -> None:
+    def begin_prefill(self, host: SequenceHost) -> None:
         if self.selection is not None:
-            engine.start_job(self, self._embed(engine))
+            host.start_job(self, self._embed(host))
             return
         self._room.enter(
             self,
             sum(int(item.places.shape[0]) for item in self.prompt.items),
-            lambda: engine.start_job(self, self._embed(engine)),
-            capacity=engine.model.info.max_context_length,
+            lambda: host.start_job(self, self._embed(host)),
+            capacity=host.model.info.max_context_length,
         )
 
     def close(self) -> None:
@@ -67,26 +65,26 @@ class DraftSequence(EngineSequence):
         self._room.leave(self)
         self.visual = None
 
-    def receive_message(self, engine: Engine, message: Any) -> None:
+    def receive_message(self, host: SequenceHost, message: Any) -> None:
         if not isinstance(message, Selection):
-            super().receive_message(engine, message)
+            super().receive_message(host, message)
             return
         if self.selection is not None:
             raise InvalidRequestError("select came twice; it is sent once", param="select")
         self.selection = message
         if self.is_embedded:
-            engine.start_job(self, self._prefill(engine, message))
+            host.start_job(self, self._prefill(host, message))
         elif self._room.skip_queue(self):
-            engine.start_job(self, self._embed(engine))
+            host.start_job(self, self._embed(host))
 
-    def _embed(self, engine: Engine) -> Job:
+    def _embed(self, host: SequenceHost) -> Job:
         """Runs the vision tower; if the selection has come, also the prefill in the same job, so
         that no more features wait than the room holds."""
-        self.began_ns = engine.jobs.piece_began_ns
-        self.visual = yield from self.run_tower(engine)
+        self.began_ns = host.piece_began_ns
+        self.visual = yield from self.run_tower(host)
         self.is_embedded = True
         if self.selection is not None:
-            yield from self._prefill(engine, self.selection)
+            yield from self._prefill(host, self.selection)
 
     def _kept(self, selection: Selection) -> torch.Tensor | None:
         """Returns the visual tokens to cache, None for all; raises InvalidRequestError for a
@@ -102,7 +100,7 @@ class DraftSequence(EngineSequence):
             return None
         return torch.tensor(selection.kept_indices, dtype=torch.int64)
 
-    def _prefill(self, engine: Engine, selection: Selection) -> Job:
+    def _prefill(self, host: SequenceHost, selection: Selection) -> Job:
         self._room.leave(self)
         kept = self._kept(selection)
         if kept is not None and self.request.pruning.compacted_positions:
@@ -110,8 +108,8 @@ class DraftSequence(EngineSequence):
             self.rows = self.rows.moved(self.prompt.positions)
         wait_ns = self.take_wait_ns()
         rows = self.rows.at(cached_places(self.prompt, kept))
-        num_reused = engine.take_over_rows(self, rows)
-        pieces = engine.model.prefill(
+        num_reused = host.take_over_rows(self, rows)
+        pieces = host.model.prefill(
             self.slot, self.prompt, self.visual, kept, num_reused=num_reused
         )
         self.visual = logits = None
@@ -121,7 +119,7 @@ class DraftSequence(EngineSequence):
                 yield None
         assert logits is not None, "a prefill ends with logits"
         self.drafter.set_prompt_text(text_ids(self.prompt))
-        engine.finish_prefill(
+        host.finish_prefill(
             self,
             logits,
             rows=rows,

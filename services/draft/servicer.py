@@ -5,10 +5,10 @@ from __future__ import annotations
 from functools import partial
 from typing import Any
 
-from hippo.engine.service import EngineService
-from hippo.engine.streams import SequenceStreams
 from hippo.rpc.client import DRAFT_METHOD, DRAFT_SERVICE
 from hippo.rpc.errors import Context, answering_errors
+from hippo.service.service import EngineService
+from hippo.service.streams import SequenceStreams
 from hippo.speculation.sharpness import SharpnessByTemperature
 from hippo.v1 import draft_pb2, draft_pb2_grpc
 from services.draft.config import DraftSettings

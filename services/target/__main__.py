@@ -6,9 +6,9 @@ import os
 import sys
 from collections.abc import Mapping, Sequence
 
-from hippo.config import load_settings
+from hippo.base.config import load_settings
+from hippo.base.extras import needs_extra
 from hippo.errors import HippoError
-from hippo.extras import needs_extra
 from services.target.config import ENV_PREFIX, TargetSettings
 
 
@@ -25,7 +25,7 @@ def main(argv: Sequence[str], env: Mapping[str, str]) -> int:
         )
         # Imported here, because --help and a wrong flag need not wait for torch.
         with needs_extra("engine", "the target service"):
-            from hippo.engine.process import run_process
+            from hippo.service.process import run_process
             from services.target.servicer import build_service
     except HippoError as error:
         sys.stderr.write(f"error: {error.message}\n")

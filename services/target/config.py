@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from hippo.config import SettingsError, require_least, setting
-from hippo.engine.settings import QUEUED_MESSAGES, EngineSettings
-from hippo.models.plan import LoadPlan
+from hippo.base.config import SettingsError, require_least, setting
+from hippo.models.interface.plan import LoadPlan
+from hippo.service.settings import QUEUED_MESSAGES, EngineSettings
 from hippo.types import SpatialScore
 
 ENV_PREFIX = "HIPPO_TARGET"

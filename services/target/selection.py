@@ -7,8 +7,8 @@ from time import perf_counter_ns
 
 import torch
 
-from hippo.models.base import AttentionTap, Prompt
-from hippo.models.context import most_kept
+from hippo.models.interface.base import AttentionTap, Prompt
+from hippo.models.interface.context import most_kept
 from hippo.pruning.select import (
     DEFAULT_OPTIONS,
     SelectionOptions,

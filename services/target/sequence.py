@@ -5,14 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from time import perf_counter_ns
 
-from hippo.engine.engine import Engine
-from hippo.engine.jobs import Job
-from hippo.engine.sequence import EngineSequence
+from hippo.engine.sequence import EngineSequence, Job, SequenceHost
 from hippo.engine.slots import SlotPool
 from hippo.errors import InvalidRequestError, ModelLoadError
-from hippo.models.base import Prompt, VideoLanguageModel, prunable_embeddings
-from hippo.models.content import has_visual_from
-from hippo.models.tap import most_reused
+from hippo.models.attention.tap import most_reused
+from hippo.models.interface.base import Prompt, VideoLanguageModel, prunable_embeddings
+from hippo.models.interface.content import has_visual_from
 from hippo.pruning.select import (
     DEFAULT_OPTIONS,
     SelectionOptions,
@@ -97,20 +95,20 @@ class TargetSequence(EngineSequence):
         if not needs_scores(pruning, int(prompt.visual_indices.shape[0])):
             self.output.put_item(select_without_scores(pruning, prompt))
 
-    def begin_prefill(self, engine: Engine) -> None:
-        engine.start_job(self, self._prefill(engine))
+    def begin_prefill(self, host: SequenceHost) -> None:
+        host.start_job(self, self._prefill(host))
 
-    def _prefill(self, engine: Engine) -> Job:
-        pruning, model = self.request.pruning, engine.model
-        queue_ns = engine.jobs.piece_began_ns - self.submitted_ns
+    def _prefill(self, host: SequenceHost) -> Job:
+        pruning, model = self.request.pruning, host.model
+        queue_ns = host.piece_began_ns - self.submitted_ns
         is_scored = needs_scores(pruning, int(self.prompt.visual_indices.shape[0]))
         tap = most = None
         if is_scored:
             tap = tap_for(pruning, self._scoring.num_layers_for(model, pruning))
             most = most_reused(tap, self.prompt)
-        num_reused = engine.take_over_rows(self, self.rows, most=most)
+        num_reused = host.take_over_rows(self, self.rows, most=most)
         visual = yield from self.run_tower(
-            engine,
+            host,
             is_needed=has_visual_from(self.prompt, num_reused)
             or (is_scored and needs_features(pruning.strategy)),
         )
@@ -128,17 +126,15 @@ class TargetSequence(EngineSequence):
         self.stages.prefill_began_ns = perf_counter_ns()
         for logits in pieces:
             if logits is None:
-                self._tell_selection(engine, selection)
+                self._tell_selection(host, selection)
                 yield None
         assert logits is not None, "a prefill ends with logits"
-        self._tell_selection(engine, selection, is_last=True)
-        engine.finish_prefill(
-            self, logits, rows=self.rows, num_reused=num_reused, queue_ns=queue_ns
-        )
+        self._tell_selection(host, selection, is_last=True)
+        host.finish_prefill(self, logits, rows=self.rows, num_reused=num_reused, queue_ns=queue_ns)
 
     def _tell_selection(
-        self, engine: Engine, selection: ScoredSelection | None, *, is_last: bool = False
+        self, host: SequenceHost, selection: ScoredSelection | None, *, is_last: bool = False
     ) -> None:
         message = None if selection is None else selection.take_selection(is_last=is_last)
         if message is not None:
-            engine.emit_message(self, message)
+            host.emit_message(self, message)

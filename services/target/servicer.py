@@ -5,11 +5,11 @@ from __future__ import annotations
 from functools import partial
 from typing import Any
 
-from hippo.engine.service import EngineService
-from hippo.engine.streams import SequenceStreams
 from hippo.pruning.select import SelectionOptions
 from hippo.rpc.client import TARGET_SERVICE, VERIFY_METHOD
 from hippo.rpc.errors import Context, answering_errors
+from hippo.service.service import EngineService
+from hippo.service.streams import SequenceStreams
 from hippo.types import SpatialScore
 from hippo.v1 import target_pb2, target_pb2_grpc
 from services.target.config import TargetSettings

@@ -6,7 +6,7 @@ import grpc
 import pytest
 
 from hippo import errors
-from hippo.config import SettingsError
+from hippo.base.config import SettingsError
 from hippo.errors import HippoError
 from hippo.rpc.errors import error_from_status, status_of
 

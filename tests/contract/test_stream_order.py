@@ -13,7 +13,8 @@ from hippo.rpc import codec, convert
 from hippo.types import Pace, StepLimits
 from hippo.v1 import common_pb2 as pb
 from hippo.v1 import draft_pb2, draft_pb2_grpc, target_pb2, target_pb2_grpc
-from tests.support.services import (
+from tests.support.models.toy_model import NUM_TOKEN_IDS, ToyModel
+from tests.support.running.services import (
     backend_of,
     serving_draft,
     serving_target,
@@ -21,7 +22,6 @@ from tests.support.services import (
     until,
     until_free,
 )
-from tests.support.toy_model import NUM_TOKEN_IDS, ToyModel
 
 DRAFTS = Pace(StepLimits(0, 4, 0), StepLimits(0, 4, 0), max_ahead=8, block_size=2)
 SELECT = pb.Selection(kept_indices=[1, 3], num_visual_tokens=16)

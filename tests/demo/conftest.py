@@ -6,10 +6,10 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from demo import tokenizer
-from demo.batches import Encoder
-from hippo.models._torchvision import ensure_torchvision
-from tests.support.threads import one_thread as one_thread
+from demo.training import tokenizer
+from demo.training.batches import Encoder
+from hippo.models.loading._torchvision import ensure_torchvision
+from tests.support.devices.threads import one_thread as one_thread
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

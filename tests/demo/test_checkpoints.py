@@ -10,9 +10,9 @@ import pytest
 import torch
 from transformers import AutoProcessor, Qwen2_5_VLForConditionalGeneration
 
-from demo import clips, texts
-from demo.export import MODELS
-from demo.inference import Asked, greedy, load
+from demo.training.export import MODELS
+from demo.training.inference import Asked, greedy, load
+from demo.world import clips, texts
 
 MEGABYTE = 1e6
 

@@ -11,14 +11,15 @@ import torch
 from transformers import PreTrainedTokenizerBase, Qwen2VLVideoProcessor
 from transformers.video_utils import VideoMetadata
 
-from demo import batches, clips, export, growth, language, models, pixels, tokenizer
-from demo.batches import Batch, Encoder
-from demo.fast import tower_features
-from demo.language import answer_logits
-from demo.texts import Exchange
-from hippo.models.base import DecodedMedia
-from hippo.models.loading import load_model
-from hippo.models.plan import LoadPlan
+from demo.training import batches, export, growth, language, models, tokenizer
+from demo.training.batches import Batch, Encoder
+from demo.training.fast import tower_features
+from demo.training.language import answer_logits
+from demo.world import clips, pixels
+from demo.world.texts import Exchange
+from hippo.models.interface.base import DecodedMedia
+from hippo.models.interface.plan import LoadPlan
+from hippo.models.load import load_model
 from hippo.types import ChatMessage, FramePlan, MediaKind, MediaPart, TextPart
 
 

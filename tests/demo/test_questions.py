@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from demo import clips, texts
-from demo.questions import main, write_questions
-from hippo.benchmark.video_questions import read_questions
+from demo.world import clips, texts
+from demo.world.questions import main, write_questions
+from hippo.lab.benchmark.video_questions import read_questions
 
 TASK = Path(__file__).resolve().parents[2] / "examples" / "lmms_eval"
 

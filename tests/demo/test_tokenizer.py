@@ -5,10 +5,11 @@ from __future__ import annotations
 import numpy as np
 from transformers import PreTrainedTokenizerBase
 
-from demo import texts, world
-from demo.batches import Encoder
 from demo.figures import content_mask
-from demo.texts import Exchange
+from demo.training.batches import Encoder
+from demo.world import scenes as world
+from demo.world import texts
+from demo.world.texts import Exchange
 
 
 def description() -> str:

@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 import torch
 
-from demo import batches, export, inference, language, loop, models, qwen3, tower, train
-from demo.batches import Encoder
+from demo import train
+from demo.training import batches, export, inference, language, loop, models, qwen3, tower
+from demo.training.batches import Encoder
 
 SHAPE = models.DemoShape(num_layers=1, vocab_size=512)
 RECIPE = batches.Recipe(

@@ -5,9 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from demo import texts, world
 from demo.figures import Score
-from demo.world import Scene
+from demo.world import scenes as world
+from demo.world import texts
+from demo.world.scenes import Scene
 
 TIMES_S = np.linspace(0.0, 3.5, 8)
 

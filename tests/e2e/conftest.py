@@ -13,8 +13,8 @@ import pytest
 
 from hippo.cli.stack import BUNDLED_PAIR, StackOptions
 from tests.e2e.support import Running, official_client, plain_client, write_clip
-from tests.support.stack import run_stack
-from tests.support.zygote import Zygote
+from tests.support.running.stack import run_stack
+from tests.support.running.zygote import Zygote
 
 MAX_CONTEXT_LENGTH = 4096
 

@@ -26,7 +26,7 @@ from PIL import Image
 
 from hippo.cli import main
 from hippo.cli.processes import Child
-from tests.support.stack import RunningStack, fetch, free_port
+from tests.support.running.stack import RunningStack, fetch, free_port
 
 __all__ = ["free_port"]  # and all that is defined here
 

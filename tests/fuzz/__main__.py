@@ -3,7 +3,7 @@
 ``media``: mutated files through the decoder; ``draft-stream`` and ``target-stream``: streams of
 random and mutated messages to real services around a toy model. Inputs are numbered, and each can
 be made again from the seed and its number. Bodies of REST requests are schemathesis's:
-``pytest tests/e2e/test_openapi.py``.
+``pytest tests/e2e/answers/test_openapi.py``.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Any
 
 from rich.console import Console
 
-from hippo.benchmark.tables import progress_bar
+from hippo.client.tables import progress_bar
 from tests.fuzz.findings import Findings, num_children
 from tests.fuzz.media import fuzz_media
 from tests.fuzz.streams import fuzz_streams

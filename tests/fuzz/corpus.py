@@ -20,8 +20,8 @@ import numpy as np
 from av.video.stream import VideoStream
 from PIL import Image
 
+from hippo.media.frame_list import pack_frames
 from hippo.types import MediaKind
-from hippo.video.frame_list import pack_frames
 
 Build = Callable[[], bytes]
 Pixels = np.ndarray[Any, np.dtype[np.uint8]]

@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import Any
 
 from hippo.errors import MediaError
+from hippo.media.limits import DecodeLimits
 from hippo.types import Media, MediaKind
 from hippo.video.decoder import MediaDecoder
-from hippo.video.limits import DecodeLimits
 from tests.fuzz.corpus import encode, seeds
 from tests.fuzz.findings import Findings
 from tests.fuzz.media_worker import PLAN, make_input, read_corpus

@@ -15,13 +15,13 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from hippo.base.worker_process import shared_file
+from hippo.media.limits import DecodeLimits
+from hippo.media.resizing import FrameLimits
+from hippo.media.sampling import resolve_plan
 from hippo.types import FramePlan, MediaKind
 from hippo.video import worker
 from hippo.video.confinement import confine
-from hippo.video.limits import DecodeLimits
-from hippo.video.resizing import FrameLimits
-from hippo.video.sampling import resolve_plan
-from hippo.worker_process import shared_file
 from tests.fuzz.mutate import generator, mutated
 
 PLAN = FramePlan(fps=2.0, min_frames=4, max_frames=8, max_visual_tokens=200)

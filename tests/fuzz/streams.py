@@ -10,24 +10,24 @@ from typing import Any
 
 import grpc
 
-from hippo.engine.service import EngineService
 from hippo.errors import MediaError
-from hippo.models.base import DecodedMedia
+from hippo.models.interface.base import DecodedMedia
 from hippo.rpc import codec, convert
+from hippo.service.service import EngineService
 from hippo.types import Block, FramePlan, Media, Pace, Selection, StepLimits
 from hippo.v1 import common_pb2 as pb
 from hippo.v1 import draft_pb2, target_pb2
 from tests.fuzz.findings import Findings
 from tests.fuzz.messages import mutate_message, random_message
 from tests.fuzz.mutate import generator, mutated
-from tests.support.services import (
+from tests.support.models.toy_model import ToyDecoder, ToyModel
+from tests.support.running.services import (
     backend_of,
     serving_draft,
     serving_target,
     target_only,
     toy_request,
 )
-from tests.support.toy_model import ToyDecoder, ToyModel
 
 _METHODS = {
     "draft-stream": "/hippo.v1.DraftService/Draft",

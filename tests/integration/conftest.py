@@ -7,9 +7,9 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.support.pairs import Pair, load
-from tests.support.threads import one_thread as one_thread
-from tests.support.zygote import Zygote
+from tests.support.devices.threads import one_thread as one_thread
+from tests.support.models.pairs import Pair, load
+from tests.support.running.zygote import Zygote
 
 
 @pytest.fixture(autouse=True)

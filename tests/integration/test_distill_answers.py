@@ -8,14 +8,14 @@ from pathlib import Path
 
 import torch
 
-from hippo.distill.answers import TOP_LOGPROBS, AnswerFile, ask_target
-from hippo.distill.examples import DraftExample, write_examples
-from hippo.distill.questions import TargetQuestion
-from hippo.local_files import LocalFiles
+from hippo.base.local_files import LocalFiles
+from hippo.lab.distill.answers import TOP_LOGPROBS, AnswerFile, ask_target
+from hippo.lab.distill.examples import DraftExample, write_examples
+from hippo.lab.distill.questions import TargetQuestion
 from hippo.video.decoder import MediaDecoder
 from tests.e2e.support import write_clip
-from tests.support.pairs import Pair
-from tests.support.services import serving_target
+from tests.support.models.pairs import Pair
+from tests.support.running.services import serving_target
 
 
 async def test_answers_and_inputs_are_those_of_serving(pair: Pair, tmp_path: Path) -> None:

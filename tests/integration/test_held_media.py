@@ -12,7 +12,7 @@ import torch
 
 from hippo.engine.fairness import PrefillShare
 from hippo.engine.prompts import NUM_READER_THREADS
-from hippo.models.base import DecodedMedia, Prompt
+from hippo.models.interface.base import DecodedMedia, Prompt
 from hippo.types import (
     ChatMessage,
     ContentPart,
@@ -27,9 +27,9 @@ from hippo.types import (
     Timing,
     Verdict,
 )
-from tests.support.collector import living, no_collector
-from tests.support.gate import Gate
-from tests.support.services import (
+from tests.support.models.toy_model import ToyModel
+from tests.support.running.gate import Gate
+from tests.support.running.services import (
     backend_of,
     serving_draft,
     serving_target,
@@ -37,7 +37,7 @@ from tests.support.services import (
     toy_request,
     until,
 )
-from tests.support.toy_model import ToyModel
+from tests.support.watching.collector import living, no_collector
 
 
 class WatchedModel(ToyModel):

@@ -8,8 +8,9 @@ import pytest
 import torch
 from PIL import Image
 
-from hippo.cli import main, picture
+from hippo.cli import main
 from hippo.cli.stack import BUNDLED_PAIR
+from hippo.lab.commands import picture
 
 CLIPS = BUNDLED_PAIR.parent / "clips"
 

@@ -10,16 +10,17 @@ from pathlib import Path
 
 import pytest
 
-from gateway.backends import Backends
-from gateway.completion import Completion
-from gateway.config import GatewaySettings
-from gateway.report import AnswerRecord
-from gateway.speculation import SpeculationPlan
-from gateway.streams import CopyFiles
+from gateway.answer.completion import Completion
+from gateway.answer.plan import SpeculationPlan
+from gateway.answer.report import AnswerRecord
+from gateway.answer.streams import CopyFiles
+from gateway.common.config import GatewaySettings
+from gateway.pairs.backends import Backends
 from hippo.errors import InvalidRequestError, MediaError, MediaPathError
 from hippo.rpc.client import DraftClient, TargetClient
 from hippo.types import Media, MediaKind, OpenRequest, Pruning
-from tests.support.services import (
+from tests.support.models.toy_model import ToyModel
+from tests.support.running.services import (
     serving_draft,
     serving_target,
     target_only,
@@ -27,7 +28,6 @@ from tests.support.services import (
     until,
     with_tokenizer,
 )
-from tests.support.toy_model import ToyModel
 
 
 @pytest.fixture

@@ -28,17 +28,17 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from demo.world.clips import write_bench_clips
 from rich.console import Console
 
-from demo.clips import write_bench_clips
-from hippo.benchmark.requests import Question, question_about
-from hippo.benchmark.server import Server
-from hippo.benchmark.tables import progress_bar
 from hippo.cli.stack import BUNDLED_PAIR, StackOptions, default_cores
+from hippo.client.requests import Question, question_about
+from hippo.client.server import Server
+from hippo.client.tables import progress_bar
 from tests.soak.memory import Sample, growth_mb_a_minute, watch_memory
 from tests.soak.trouble import Trouble, trouble_draft
 from tests.soak.visitors import Tally, Task, Visitor, body
-from tests.support.stack import RunningStack, run_stack
+from tests.support.running.stack import RunningStack, run_stack
 
 SAMPLINGS: tuple[dict[str, Any], ...] = (
     {"temperature": 0},

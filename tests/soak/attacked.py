@@ -36,16 +36,16 @@ from urllib.parse import urlsplit
 
 from rich.console import Console
 
-from bench.options import add_out, names, new_result, parser_of, write_result
-from bench.page import environment_line, replace_measured
-from bench.runs import bundled_pair
-from bench.tables import wide_console, wide_table
-from demo.clips import write_bench_clips
-from hippo.benchmark.requests import Question, new_salt, question_about
-from hippo.benchmark.server import Server
-from hippo.benchmark.tables import markdown, progress_bar
+from bench.answers.runs import bundled_pair
+from bench.base.options import add_out, names, new_result, parser_of, write_result
+from bench.base.tables import wide_console, wide_table
+from bench.pages.results import environment_line, replace_measured
+from demo.world.clips import write_bench_clips
+from hippo.base.subprocesses import importing_environment
+from hippo.client.requests import Question, new_salt, question_about
+from hippo.client.server import Server
+from hippo.client.tables import markdown, progress_bar
 from hippo.errors import HippoError
-from hippo.subprocesses import importing_environment
 from tests.soak.__main__ import expected
 from tests.soak.attacker import Aim
 from tests.soak.attacks import ATTACKS, sentence
@@ -61,8 +61,8 @@ from tests.soak.promises import (
     worst,
 )
 from tests.soak.visitors import Task, body
-from tests.support.compose import ROOT
-from tests.support.stack import RunningStack, run_stack
+from tests.support.running.stack import RunningStack, run_stack
+from tests.support.watching.compose import ROOT
 
 CLIENTS, MALLORY = ("alice", "bob", "carol"), "mallory"
 KEYS = {name: f"sk-{name}-0123456789" for name in (*CLIENTS, MALLORY)}

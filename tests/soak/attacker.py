@@ -10,7 +10,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
-from hippo.benchmark.requests import new_salt
+from hippo.client.requests import new_salt
 
 MB = 1_000_000
 CHAT = "/v1/chat/completions"

@@ -10,8 +10,8 @@ from typing import Any
 
 import yaml
 
-from hippo.benchmark.tables import number
-from tests.support.compose import ROOT, STACKS
+from hippo.client.tables import number
+from tests.support.watching.compose import ROOT, STACKS
 
 QUIET = "nobody"
 SERVICES = ("gateway", "draft", "target")

@@ -15,9 +15,9 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 from urllib.parse import urlsplit
 
-from hippo.benchmark.answers import AnswerReader
-from hippo.benchmark.requests import Question
-from hippo.benchmark.server import error_from
+from hippo.client.answers import AnswerReader
+from hippo.client.requests import Question
+from hippo.client.server import error_from
 from hippo.errors import HippoError, OverloadedError
 
 Fate = Literal["reads", "leaves early", "leaves midway", "reads slowly", "asks nonsense"]

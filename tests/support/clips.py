@@ -11,7 +11,7 @@ import pytest
 from PIL import Image
 
 from hippo.errors import MediaError
-from hippo.models.base import DecodedMedia
+from hippo.models.interface.base import DecodedMedia
 from hippo.types import FramePlan, Media, MediaKind
 from hippo.video.decoder import MediaDecoder
 from tests.fuzz.corpus import encode

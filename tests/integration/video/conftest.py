@@ -6,8 +6,8 @@ from collections.abc import AsyncIterator
 
 import pytest_asyncio
 
+from hippo.media.limits import DecodeLimits
 from hippo.video.decoder import MediaDecoder
-from hippo.video.limits import DecodeLimits
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")

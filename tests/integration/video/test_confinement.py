@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 import pytest_asyncio
 
+from hippo.media.limits import DecodeLimits
 from hippo.types import FramePlan
 from hippo.video.decoder import MediaDecoder
-from hippo.video.limits import DecodeLimits
 from tests.support.clips import video
 
 LINUX = pytest.mark.skipif(sys.platform != "linux", reason="Linux confines the worker")

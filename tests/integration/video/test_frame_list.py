@@ -12,9 +12,9 @@ import pytest
 from PIL import Image
 
 from hippo.errors import MediaError
+from hippo.media.frame_list import MAGIC, pack_frames, read_frame_list
 from hippo.types import FramePlan, Media, MediaKind
 from hippo.video.decoder import MediaDecoder
-from hippo.video.frame_list import MAGIC, pack_frames, read_frame_list
 from tests.support.clips import refusal
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")  # where the decoder lives

@@ -15,12 +15,12 @@ from typing import Any
 import pytest
 import pytest_asyncio
 
-from hippo.engine.settings import EngineSettings
 from hippo.errors import MediaError
+from hippo.media.formats import CODECS
+from hippo.media.limits import DecodeLimits
+from hippo.service.settings import EngineSettings
 from hippo.types import FramePlan, Media, MediaKind
 from hippo.video.decoder import MediaDecoder
-from hippo.video.formats import CODECS
-from hippo.video.limits import DecodeLimits
 from tests.fuzz.corpus import encode
 from tests.support.clips import refusal
 

@@ -17,13 +17,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hippo.errors import MediaError
+from hippo.media.limits import DecodeLimits
+from hippo.media.resizing import FrameLimits
+from hippo.media.sampling import resolve_plan
 from hippo.types import FramePlan
 from hippo.video import frames as reading
 from hippo.video import seeking
 from hippo.video.canvas import Canvas, Frames, Pixels
-from hippo.video.limits import DecodeLimits
-from hippo.video.resizing import FrameLimits
-from hippo.video.sampling import resolve_plan
 from hippo.video.seeking import SeekError, all_frames, seek_frames
 from hippo.video.timeline import PresentationTimes
 from tests.fuzz.corpus import encode

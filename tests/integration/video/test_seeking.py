@@ -10,12 +10,12 @@ import av
 import numpy as np
 import pytest
 
+from hippo.media.limits import DecodeLimits
+from hippo.media.resizing import FrameLimits
+from hippo.media.sampling import resolve_plan
 from hippo.types import FramePlan
 from hippo.video import frames as reading
 from hippo.video.canvas import Canvas, Frames, Pixels
-from hippo.video.limits import DecodeLimits
-from hippo.video.resizing import FrameLimits
-from hippo.video.sampling import resolve_plan
 from hippo.video.seeking import SeekError
 from tests.fuzz.corpus import encode
 

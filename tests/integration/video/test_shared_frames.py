@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from hippo.errors import MediaError
-from hippo.models.base import DecodedMedia
+from hippo.models.interface.base import DecodedMedia
 from hippo.types import FramePlan, MediaKind
 from hippo.video.decoder import MediaDecoder
 from hippo.video.shared import SharedFrames

@@ -9,12 +9,12 @@ from pathlib import Path
 import pytest
 import pytest_asyncio
 
+from hippo.base.local_files import LocalFiles
 from hippo.engine.media_cache import MediaCache
 from hippo.errors import ContextLengthError, MediaPathError
-from hippo.local_files import LocalFiles
+from hippo.media.resizing import FrameLimits
 from hippo.types import FramePlan, Media, MediaKind
 from hippo.video.decoder import MediaDecoder
-from hippo.video.resizing import FrameLimits
 from tests.support.clips import image, numbers, refusal, video
 
 

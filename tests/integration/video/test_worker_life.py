@@ -12,10 +12,10 @@ import psutil
 import pytest
 
 from hippo.errors import MediaError, UnavailableError
-from hippo.models.base import DecodedMedia
+from hippo.media.limits import DecodeLimits
+from hippo.models.interface.base import DecodedMedia
 from hippo.types import FramePlan, Media, MediaKind
 from hippo.video.decoder import MediaDecoder
-from hippo.video.limits import DecodeLimits
 from tests.support.clips import image, video
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")  # where the decoder lives

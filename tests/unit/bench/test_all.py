@@ -6,9 +6,9 @@ import pytest
 
 from bench import __main__ as latency
 from bench import all as every
-from bench import load
-from bench.environment import ROOT
-from bench.systems import systems
+from bench.answers.systems import systems
+from bench.base.environment import ROOT
+from bench.load import __main__ as load
 
 
 @pytest.mark.parametrize("step", every.BENCHMARKS, ids=lambda step: step.name)

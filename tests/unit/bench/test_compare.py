@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from bench.client import Answer
+from bench.answers.client import Answer
 from bench.compare import GatewayAnswer, cells, compare, sample_of
 
 

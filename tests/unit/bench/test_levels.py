@@ -9,14 +9,14 @@ from typing import Any
 
 import pytest
 
-from bench.drafts import find_draft
-from bench.ideal import ideal_speedup, measured_machine, simulated_lines, trace_of
-from bench.levels import best_systems, level
-from hippo.benchmark.answers import Answer
-from hippo.benchmark.latency import TARGET_ONLY, Record
-from hippo.simulation.machine import ForwardTime, Machine
-from hippo.simulation.replay import PolicyChoice, replay_all
-from hippo.simulation.traces import Trace, agreement_trace
+from bench.drafts.ideal import ideal_speedup, measured_machine, simulated_lines, trace_of
+from bench.drafts.levels import best_systems, level
+from bench.drafts.weaker import find_draft
+from hippo.client.answers import Answer
+from hippo.client.latency import TARGET_ONLY, Record
+from hippo.lab.simulation.machine import ForwardTime, Machine
+from hippo.lab.simulation.replay import PolicyChoice, replay_all
+from hippo.lab.simulation.traces import Trace, agreement_trace
 
 MACHINE = Machine(
     name="test",

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import pytest
 
-from bench.cells import load_rows
-from bench.load_figures import (
+from bench.base.cells import load_rows
+from bench.load.figures import (
     Reading,
     parse_samples,
     service_figures,
     typical_lines,
 )
-from hippo.benchmark.figures import summarise_load
-from hippo.benchmark.load import LoadRun
-from tests.unit.benchmark.test_figures import ended
+from hippo.lab.benchmark.load import LoadRun
+from hippo.lab.benchmark.load_figures import summarise_load
+from tests.unit.client.test_figures import ended
 
 
 def test_samples_with_labels_and_comments_are_passed_over() -> None:

@@ -1,4 +1,4 @@
-"""The growth that ``python -m bench.memory`` computes."""
+"""The growth that ``python -m bench.answers.memory`` computes."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ import os
 
 import pytest
 
-from bench.clips import filmed_clip
-from bench.memory import growth, main, process_megabytes
+from bench.answers.memory import growth, main, process_megabytes
+from bench.base.clips import filmed_clip
 
 
 def test_growth_compares_the_ends_behind_the_warm_up() -> None:

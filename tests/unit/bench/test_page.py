@@ -8,18 +8,18 @@ from typing import Any
 
 import pytest
 
-from bench import page
-from bench.cells import percent
-from bench.environment import ROOT
+from bench.base.cells import percent
+from bench.base.environment import ROOT
+from bench.pages import results as page
 
 RESULTS: dict[str, Any] = json.loads((ROOT / "docs/results.json").read_text(encoding="utf-8"))
 
 
 def test_the_page_is_made_of_the_figures_beside_it() -> None:
     text = (ROOT / "docs/results.md").read_text(encoding="utf-8")
-    assert page.page(RESULTS) in text, "run: python -m bench.page"
+    assert page.page(RESULTS) in text, "run: python -m bench.pages.results"
     pruning = (ROOT / "docs/pruning.md").read_text(encoding="utf-8")
-    assert page.pruning_page(RESULTS) in pruning, "run: python -m bench.page"
+    assert page.pruning_page(RESULTS) in pruning, "run: python -m bench.pages.results"
     for command in (RESULTS[name]["command"] for name in page.PRUNING if name in RESULTS):
         assert f"## `{command}`" in pruning and f"## `{command}`" not in text
     readme = (ROOT / "README.md").read_text(encoding="utf-8")

@@ -10,8 +10,8 @@ from bench.predicted import __main__ as predicted
 from bench.predicted.pictures import with_ratio
 from bench.predicted.published import published_rows, target_step_ms
 from bench.predicted.scaling import PAIR_NAMES, scaling_rows, tokens_per_second
-from hippo.benchmark.tables import markdown
-from hippo.simulation.pairs import PAIRS
+from hippo.client.tables import markdown
+from hippo.lab.simulation.pairs import PAIRS
 
 PAGE = predicted.PAGE.read_text(encoding="utf-8")
 

@@ -10,12 +10,8 @@ import pytest
 import torch
 from rich.console import Console
 
-from bench.pruning.agreement import AgreementCache, DraftRunner
-from bench.pruning.choices import Choice
-from bench.pruning.samples import HeldOutWorld, Sample, SampleClip
-from bench.pruning.speed import MeasuredTimes, measure_steps, replay_agreement
-from bench.pruning.teacher import run_choices
-from bench.pruning.traces import (
+from bench.drafts.samples import HeldOutWorld, Sample, SampleClip
+from bench.drafts.traces import (
     ClipTrace,
     SampleTrace,
     TraceStore,
@@ -25,17 +21,21 @@ from bench.pruning.traces import (
     trace_clip,
     trace_missing,
 )
-from hippo.cli.scoring import decode
+from bench.pruning.agreement import AgreementCache, DraftRunner
+from bench.pruning.choices import Choice
+from bench.pruning.speed import MeasuredTimes, measure_steps, replay_agreement
+from bench.pruning.teacher import run_choices
 from hippo.errors import InvalidRequestError
-from hippo.models.base import DecodedMedia, SequenceRows, StepPlan
-from hippo.models.loading import load_model
-from hippo.models.plan import LoadPlan
+from hippo.lab.commands.scoring import decode
+from hippo.lab.simulation.machine import ForwardTime
+from hippo.lab.simulation.traces import Trace
+from hippo.models.interface.base import DecodedMedia, SequenceRows, StepPlan
+from hippo.models.interface.plan import LoadPlan
+from hippo.models.load import load_model
 from hippo.pruning.scores import Scope
-from hippo.simulation.machine import ForwardTime
-from hippo.simulation.traces import Trace
 from hippo.types import FramePlan, MediaKind, PruningStrategy
-from tests.support.families import write_family
-from tests.support.toy_model import NUM_TOKEN_IDS, ToyModel
+from tests.support.models.families import write_family
+from tests.support.models.toy_model import NUM_TOKEN_IDS, ToyModel
 
 NONE = Choice(strategy=PruningStrategy.NONE, ratio=0.0, num_layers=1)
 

@@ -6,12 +6,12 @@ import random
 
 import pytest
 
-from bench.measure import Record
+from bench.answers.measure import Record
 from bench.pruning.services import answer_times
 from bench.pruning.statistics import Counts, difference, interval
 from bench.pruning.tables import accepted_tokens, markdown_tables
-from hippo.benchmark.answers import Answer
-from hippo.benchmark.figures import summarise
+from hippo.client.answers import Answer
+from hippo.client.figures import summarise
 
 
 def counted(clips: dict[str, tuple[int, int]]) -> Counts:

@@ -14,19 +14,19 @@ from typing import Any
 import pytest
 import torch
 
+from bench.drafts.samples import HeldOutWorld, QuestionsFile
 from bench.pruning import __main__ as pruning
 from bench.pruning import pair
 from bench.pruning.bias import boundaries
-from bench.pruning.samples import HeldOutWorld, QuestionsFile
 from bench.pruning.services import option_systems, preset_systems, strategy_systems, write_clips
-from demo import clips
-from gateway.config import GatewaySettings
-from gateway.schemas import SpeculationOptions
-from gateway.speculation import speculation_plan
-from hippo.models.checkpoint import find_checkpoint
-from hippo.models.loading import load_model
+from demo.world import clips
+from gateway.api.schemas import SpeculationOptions
+from gateway.api.speculation import speculation_plan
+from gateway.common.config import GatewaySettings
+from hippo.models.interface.checkpoint import find_checkpoint
+from hippo.models.load import load_model
 from hippo.types import PruningStrategy
-from tests.support.families import write_family
+from tests.support.models.families import write_family
 
 
 @pytest.fixture(scope="module")
@@ -49,7 +49,7 @@ def questions(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(autouse=True)
 def _short_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pruning, "load_model", cache(load_model))
-    monkeypatch.setattr("bench.pruning.traces.MAX_TOKENS", 8)
+    monkeypatch.setattr("bench.drafts.traces.MAX_TOKENS", 8)
     monkeypatch.setattr("bench.pruning.speed._REPEATS", 2)
 
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from bench.client import Answer
-from bench.round_time import Times, answer_times, breakdown
+from bench.answers.client import Answer
+from bench.shapes.round_time import Times, answer_times, breakdown
 
 _MS = 1_000_000
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from hippo.cli import main
-from tests.support.plain_server import PlainServer, serving
+from tests.support.running.plain_server import PlainServer, serving
 
 NAMES = ["a.mp4", "b.mp4", "c.mp4", "d.mp4"]
 

@@ -10,12 +10,12 @@ import kubernetes_validate
 import pytest
 import yaml
 
-from gateway.config import GatewaySettings
-from hippo.config import load_settings
+from gateway.common.config import GatewaySettings
+from hippo.base.config import load_settings
 from hippo.metrics import GATEWAY_METRICS
 from services.draft.config import DraftSettings
 from services.target.config import TargetSettings
-from tests.support.compose import ROOT
+from tests.support.watching.compose import ROOT
 
 CHART = ROOT / "deploy" / "helm" / "hippo"
 KUBERNETES = ("1.30", "1.34")

@@ -13,7 +13,7 @@ import yaml
 
 from hippo.cli import diagnosis
 from hippo.metrics import GATEWAY_METRICS, SERVICE_METRICS, VLLM_METRICS, Kind
-from tests.support.dashboards import FOLDER, PANELS, Panel, dashboards
+from tests.support.watching.dashboards import FOLDER, PANELS, Panel, dashboards
 
 ROOT = Path(__file__).resolve().parents[3]
 PROMETHEUS = ROOT / "deploy" / "prometheus"

@@ -11,7 +11,7 @@ from hippo.speculation.policies import vpsd_pace
 from hippo.speculation.sharpness import SharpnessByTemperature
 from services.draft.room import FeatureRoom
 from services.draft.sequence import DraftSequence
-from tests.support.services import toy_request
+from tests.support.running.services import toy_request
 
 
 @pytest.mark.parametrize("without_guesses", [False, True])

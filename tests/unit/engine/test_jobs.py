@@ -8,14 +8,14 @@ from collections.abc import Callable
 
 import pytest
 
-from hippo.engine.jobs import Job, Jobs
-from hippo.engine.sequence import EngineSequence
+from hippo.engine.jobs import Jobs
+from hippo.engine.sequence import EngineSequence, Job
 from hippo.engine.slots import SlotPool
 from hippo.engine.stats import EngineCounters
 from hippo.speculation.sharpness import SharpnessByTemperature
 from services.draft.room import FeatureRoom
 from services.draft.sequence import DraftSequence
-from tests.support.services import toy_request
+from tests.support.running.services import toy_request
 
 
 def sequence(client: str = "") -> EngineSequence:

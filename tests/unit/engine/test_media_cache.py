@@ -11,7 +11,7 @@ import torch
 
 from hippo.engine.media_cache import MediaCache
 from hippo.errors import MediaError
-from hippo.models.base import DecodedMedia
+from hippo.models.interface.base import DecodedMedia
 from hippo.types import FramePlan, Media, MediaKind
 
 PLAN = FramePlan(fps=2.0)

@@ -14,7 +14,7 @@ from hippo.engine.grammars import GrammarCompiler
 from hippo.engine.media_cache import Decoder
 from hippo.engine.prompts import NUM_READER_THREADS, PromptReader, fitting_max_tokens
 from hippo.errors import ContextLengthError, MediaError
-from hippo.models.base import DecodedMedia
+from hippo.models.interface.base import DecodedMedia
 from hippo.sampling.masks import TokenMasks
 from hippo.types import (
     ChatMessage,
@@ -25,10 +25,10 @@ from hippo.types import (
     OpenRequest,
     SamplingParams,
 )
-from tests.support.info import small_model_info
-from tests.support.letters import letter_tokenizer
-from tests.support.services import toy_request
-from tests.support.toy_model import ToyDecoder, ToyModel
+from tests.support.models.letters import letter_tokenizer
+from tests.support.models.toy_model import ToyDecoder, ToyModel
+from tests.support.running.info import small_model_info
+from tests.support.running.services import toy_request
 
 
 class OneWorker:

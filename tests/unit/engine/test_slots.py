@@ -10,7 +10,7 @@ import torch
 
 from hippo.engine.slots import Reservation, SlotPool
 from hippo.errors import OverloadedError
-from hippo.models.content import CachedRows
+from hippo.models.interface.content import CachedRows
 
 
 def text(*ids: int) -> CachedRows:

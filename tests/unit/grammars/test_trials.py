@@ -13,11 +13,11 @@ from dataclasses import replace
 import pytest
 from llguidance import grammar_from
 
+from hippo.base.worker_process import Message
 from hippo.errors import InvalidRequestError, OverloadedError, UnavailableError
 from hippo.grammars import trials as trials_module
 from hippo.grammars.trials import GrammarTrials
-from hippo.worker_process import Message
-from tests.support.info import small_model_info
+from tests.support.running.info import small_model_info
 
 _numbers = itertools.count()
 MINUTES = grammar_from("json", '{"type": "integer", "multipleOf": 7999983}')

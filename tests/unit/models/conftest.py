@@ -9,13 +9,13 @@ from typing import NamedTuple
 
 import pytest
 
-from hippo.models.base import VideoLanguageModel
-from hippo.models.loading import load_model
-from hippo.models.plan import LoadPlan
-from tests.support.families import ALL_FAMILIES, write_family
-from tests.support.hub import HubServer
-from tests.support.reference import Reference
-from tests.support.threads import one_thread as one_thread
+from hippo.models.interface.base import VideoLanguageModel
+from hippo.models.interface.plan import LoadPlan
+from hippo.models.load import load_model
+from tests.support.devices.threads import one_thread as one_thread
+from tests.support.models.families import ALL_FAMILIES, write_family
+from tests.support.models.hub import HubServer
+from tests.support.models.reference import Reference
 
 
 @pytest.fixture(scope="session")

@@ -6,8 +6,8 @@ import asyncio
 import contextlib
 
 from hippo.rpc.client import TargetClient
-from tests.support.services import serving_target, target_only, toy_request
-from tests.support.toy_model import ToyModel
+from tests.support.models.toy_model import ToyModel
+from tests.support.running.services import serving_target, target_only, toy_request
 
 
 async def _copy(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from hippo.errors import HippoError
 from hippo.sampling.sampler import SampleRequest, TokenSampler, sample_step
 from hippo.types import SamplingParams
-from tests.support.transfers import counted_transfers
+from tests.support.devices.transfers import counted_transfers
 from tests.unit.sampling.test_sampler import NUM_IDS, PARAMS, logits_of
 
 

@@ -27,8 +27,8 @@ from hippo.types import (
     SamplingParams,
     TextPart,
 )
-from tests.support.info import small_model_info
-from tests.support.letters import letter_tokenizer
+from tests.support.models.letters import letter_tokenizer
+from tests.support.running.info import small_model_info
 
 LETTERS = [*'abcx{}[]":, 0123456789', "ab", "abc", '":', '{"', "12"]
 END, OTHER_END = len(LETTERS), len(LETTERS) + 1

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from hippo.sampling import sampler as sampler_module
 from hippo.sampling.sampler import SampleRequest, TokenSampler, sample_step
 from hippo.types import SamplingParams
-from tests.support.transfers import counted_transfers
+from tests.support.devices.transfers import counted_transfers
 
 NUM_IDS = 23
 TOKEN_IDS = st.integers(0, NUM_IDS - 1)

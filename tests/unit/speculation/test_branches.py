@@ -12,10 +12,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hippo.errors import HippoError
+from hippo.lab.simulation.devices import Costs
+from hippo.lab.simulation.key_cache import KeyCache
+from hippo.lab.simulation.simulator import Simulation
 from hippo.sampling.sampler import SampleRequest, TokenSampler, sample_step
-from hippo.simulation.devices import Costs
-from hippo.simulation.key_cache import KeyCache
-from hippo.simulation.simulator import Simulation
 from hippo.speculation.adaptive import AdaptivePolicy
 from hippo.speculation.branches import Branches, DraftBranch, Proposal
 from hippo.speculation.coordinator import Coordinator, ToTarget

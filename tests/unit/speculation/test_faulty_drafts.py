@@ -8,8 +8,8 @@ import pytest
 
 from hippo.speculation.adaptive import AdaptivePolicy
 from hippo.speculation.estimates import PairTimes
-from tests.support.faults import parse_fault
-from tests.support.faulty import Place, speedup
+from tests.support.running.faults import parse_fault
+from tests.support.running.faulty import Place, speedup
 
 FAULTS = (
     "random",

@@ -7,15 +7,15 @@ import random
 import pytest
 
 from hippo.errors import InvalidRequestError
-from hippo.simulation.devices import Outcome
-from hippo.simulation.machine import ForwardTime, Machine
-from hippo.simulation.replay import PolicyChoice, replay
-from hippo.simulation.traces import Trace, agreement_trace
+from hippo.lab.simulation.devices import Outcome
+from hippo.lab.simulation.machine import ForwardTime, Machine
+from hippo.lab.simulation.replay import PolicyChoice, replay
+from hippo.lab.simulation.traces import Trace, agreement_trace
 from hippo.speculation.adaptive import AdaptivePolicy
 from hippo.speculation.estimates import PairTimes
 from hippo.speculation.policies import POLICY_NAMES, Policy, make_policy
 from hippo.types import TARGET_ONLY, Block, Pace, StepLimits, Timing, Verdict
-from tests.support.virtual import VirtualMachine, mean_speedup, simulate
+from tests.support.devices.virtual import VirtualMachine, mean_speedup, simulate
 
 MS = 1_000_000
 

@@ -11,9 +11,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hippo.simulation.devices import Costs, Outage, Outcome
-from hippo.simulation.key_cache import KeyCache
-from hippo.simulation.simulator import SecondChoice, Simulation, TokenFunction
+from hippo.lab.simulation.devices import Costs, Outage, Outcome
+from hippo.lab.simulation.key_cache import KeyCache
+from hippo.lab.simulation.simulator import SecondChoice, Simulation, TokenFunction
 from hippo.speculation.coordinator import Action
 from hippo.speculation.core import Core
 from hippo.speculation.policies import POLICY_NAMES, Policy, make_policy

@@ -1,0 +1,1 @@
+"""One question at a time: systems, rivals, and what a run of each gives."""

@@ -1,0 +1,1 @@
+"""What all measurements share: clips, options, the machine, tables and their cells."""

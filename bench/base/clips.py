@@ -1,0 +1,54 @@
+"""Held-out clips of the bundled pair's world, as files."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+Kind = Literal["short", "long"]
+
+
+@dataclass(frozen=True, slots=True)
+class ClipFile:
+    """A clip file and the question asked about it."""
+
+    path: Path
+    question: str
+    is_video_first: bool = True
+
+
+def held_out_clips(folder: Path, *, kind: Kind, num_clips: int) -> list[ClipFile]:
+    """Writes the clips, the same each time, and returns them."""
+    from demo.world.clips import write_bench_clips
+
+    folder.mkdir(parents=True, exist_ok=True)
+    write_bench_clips(folder, num_clips=num_clips, kind=kind)
+    return read_clips(folder)
+
+
+def read_clips(folder: Path) -> list[ClipFile]:
+    """Returns the clips that ``held_out_clips`` wrote to ``folder``."""
+    facts = json.loads((folder / "facts.json").read_text(encoding="utf-8"))
+    return [ClipFile(folder / entry["file"], entry["question"]) for entry in facts]
+
+
+def filmed_clip(number: int, *, width: int, height: int, num_frames: int, fps: int = 30) -> bytes:
+    """Returns an H.264 file of a moving gradient; files of different numbers show other pixels."""
+    import numpy as np
+
+    from tests.fuzz.corpus import encode
+
+    # Bytes wrap around at 256.
+    across, down = np.meshgrid(np.arange(width, dtype=np.uint8), np.arange(height, dtype=np.uint8))
+
+    def paint(frame: int, width: int, height: int) -> Any:
+        shifts = np.array((4 * frame + number, 8 * frame + number // 256, 31 * number)) % 256
+        return np.stack((across, down, across + down), axis=-1) + shifts.astype(np.uint8)
+
+    options = {"preset": "ultrafast", "threads": "1"}
+    return encode(
+        "mp4", "libx264", num_frames=num_frames, fps=fps, width=width, height=height,
+        options=options, paint=paint,
+    )  # fmt: skip

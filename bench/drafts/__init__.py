@@ -1,0 +1,1 @@
+"""Drafts of lower agreement, their traces, and what is possible with them."""

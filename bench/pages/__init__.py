@@ -1,0 +1,1 @@
+"""The tables of README and docs, and .env.example, written by commands."""

@@ -1,0 +1,312 @@
+"""The page of results: ``python -m bench.pages.results [FILE ...]``.
+
+Writes docs/results.md and docs/pruning.md between their markers, their plots, README's figures,
+and docs/results.json with the data of the tables. FILE is the JSON of a measurement (default: all
+of bench/out). Results in docs/results.json without a new file stay.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from bench.answers.systems import TARGET_ONLY, is_preset_name
+from bench.base.cells import (
+    LATENCY_COLUMNS,
+    LEVEL_COLUMNS,
+    LOAD_COLUMNS,
+    SERVER_COLUMNS,
+    latency_rows,
+    level_rows,
+    load_rows,
+    load_title,
+    server_rows,
+)
+from bench.base.environment import ROOT
+from bench.base.options import parser_of
+from bench.pruning.plots import DRAWERS
+from bench.pruning.tables import markdown_tables
+from hippo.client.tables import markdown
+from hippo.lab.benchmark.plots import draw_levels, draw_load, draw_speedups
+
+Result = Mapping[str, Any]
+
+PRUNING = ("services", "ratio", "ablation", "bias", "frames", "confirm")  # of docs/pruning.md
+NAMES = (
+    *("levels", "levels-again", "servers", "short", "half", "long", "random"),
+    *("load", "load-bfloat16", "load-long"),
+    *PRUNING,
+)
+_DOCS = ROOT / "docs"
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Reads the measurements and rewrites the page, the plots and README's figures."""
+    parser = parser_of("bench.pages.results", __doc__)
+    parser.add_argument("file", type=Path, nargs="*", help=f"named {', '.join(NAMES)}, and .json")
+    files: list[Path] = parser.parse_args(argv).file
+    if not files:
+        out = ROOT / "bench/out"
+        found = [folder / f"{name}.json" for name in NAMES for folder in (out, out / "pruning")]
+        files = [path for path in found if path.exists()]
+    if wrong := [path for path in files if path.stem not in NAMES]:
+        raise SystemExit(f"{wrong[0]} is none of {', '.join(NAMES)}")
+    kept = _DOCS / "results.json"
+    results: dict[str, Any] = json.loads(kept.read_text(encoding="utf-8"))
+    for path in files:
+        results[path.stem] = _without_records(json.loads(path.read_text(encoding="utf-8")))
+    results = {name: results[name] for name in NAMES if name in results}
+    kept.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
+    replace_measured(_DOCS / "results.md", page(results))
+    replace_measured(_DOCS / "pruning.md", pruning_page(results))
+    draw(results, _DOCS)
+    replace_measured(ROOT / "README.md", readme_lines(results))
+
+
+def page(results: Mapping[str, Result]) -> str:
+    """The measured part of docs/results.md."""
+    shown = (name for name in results if name not in PRUNING)
+    return "\n\n".join(_section(name, results[name]) for name in shown)
+
+
+def pruning_page(results: Mapping[str, Result]) -> str:
+    """The measured part of docs/pruning.md."""
+    return "\n\n".join(_section(name, results[name]) for name in PRUNING if name in results)
+
+
+def draw(results: Mapping[str, Result], folder: Path) -> None:
+    """Draws the plots of the results."""
+    picture = fastest_short_run(results)
+    draw_speedups(picture["summary"], folder / "speedup.svg", title=_run_title(picture))
+    if "load" in results:
+        draw_load(results["load"]["loads"], folder / "load.svg", title=load_title(results["load"]))
+    if "levels" in results:
+        levels, simulated = results["levels"]["levels"], results["levels"]["simulated"]
+        first = levels[0]
+        shown = [
+            row
+            for row in levels
+            if (row["dtype"], row["temperature"]) == (first["dtype"], first["temperature"])
+        ]
+        draw_levels(shown, simulated, folder / "levels.svg")
+    for name, drawer in DRAWERS.items():
+        if name in results:
+            drawer(results[name], folder / f"pruning-{name}.svg")
+
+
+def environment_line(environment: Result) -> str:
+    """Returns time, commit and machine of a result."""
+    return f"{environment['time']}, commit `{environment['commit']}`, {machine_line(environment)}"
+
+
+def machine_line(environment: Result) -> str:
+    """Returns the machine and the versions of a result."""
+    versions = ", ".join(f"{name} {version}" for name, version in environment["versions"].items())
+    return (
+        f"{environment['cpu']}, {environment['num_cores_machine']} cores, "
+        f"Python {environment['python']}, {versions}."
+    )
+
+
+def replace_measured(path: Path, body: str, *, name: str = "measured") -> None:
+    """Puts ``body`` between the markers ``name`` of a file. Raises SystemExit if it has none."""
+    begin, end = f"<!-- {name}: begin -->", f"<!-- {name}: end -->"
+    text = path.read_text(encoding="utf-8")
+    pattern = re.compile(f"{re.escape(begin)}.*{re.escape(end)}", re.DOTALL)
+    if not pattern.search(text):
+        raise SystemExit(f"{path} has no markers {begin} ... {end}")
+    path.write_text(pattern.sub(lambda _: f"{begin}\n{body}\n{end}", text), encoding="utf-8")
+
+
+def fastest_short_run(results: Mapping[str, Result]) -> Any:
+    """Returns the greedy run on short prompts with the fastest target-only decoding."""
+    runs = [
+        run
+        for result in results.values()
+        for run in result.get("runs", ())
+        if run["kind"] == "short"
+        and "rival" not in run
+        and run["temperature"] == 0
+        and run["draft"] != "random"
+    ]
+    if not runs:
+        raise SystemExit("no greedy run on short prompts in these results")
+    return min(runs, key=lambda run: float(_row(run, TARGET_ONLY)["decode_ms_per_token"]))
+
+
+def readme_lines(results: Mapping[str, Result]) -> str:
+    """Returns README's text about the fastest target, and about weaker drafts."""
+    run = fastest_short_run(results)
+    commit = next(
+        result["environment"]["commit"]
+        for result in results.values()
+        if any(run is each for each in result.get("runs", ()))
+    )
+    adaptive = _row(run, "adaptive")
+    decode, total = adaptive["decode_speedup"], adaptive["end_to_end_speedup"]
+    return (
+        f"Measured on the bundled pair ({_run_title(run)}; one CPU core a model; commit {commit}): "
+        "adaptive decodes "
+        f"**{decode['mean']:.2f}×** as fast as the target alone "
+        f"[{decode['low']:.2f}, {decode['high']:.2f}], end to end **{total['mean']:.2f}×** "
+        f"[{total['low']:.2f}, {total['high']:.2f}], with {adaptive['num_equal']} of "
+        f"{adaptive['num_answers']} answers equal token for token. One pass of the target confirms "
+        f"{adaptive['mean_tokens_per_forward']:.1f} tokens on average, and the draft is wrong once "
+        f"in {adaptive['mean_run_length']:.0f} tokens.{_weaker(results)} "
+        "All figures, and the command beside each: [docs/results.md](docs/results.md)."
+    )
+
+
+def _weaker(results: Mapping[str, Result]) -> str:
+    """Returns a sentence on the drafts that agree on fewer tokens, greedily on short prompts."""
+    # A row that was measured again has more runs of each answer.
+    rows = {
+        (row["draft"], row["kind"], row["dtype"], row["temperature"]): (name, row)
+        for name in ("levels", "levels-again")
+        for row in results.get(name, {}).get("levels", ())
+    }
+    greedy = [
+        (name, row)
+        for key, (name, row) in rows.items()
+        if key[1:] == ("short", "float32", 0.0) and row["draft"] != "bundled"
+    ]
+    parts = [
+        f"{row['agreement']:.0%} of the tokens **{row['adaptive']['decode']['mean']:.2f}×** "
+        f"(end to end {row['end_to_end']['mean']:.2f}×; {row['tokens_per_forward']:.1f} tokens a "
+        "pass)"
+        for _, row in greedy
+    ]
+    if not parts:
+        return ""
+    drafts = "; one on ".join(parts)
+    commits = dict.fromkeys(results[name]["environment"]["commit"] for name, _ in greedy)
+    return f" Weaker drafts in float32 (commit {', '.join(commits)}): one that agrees on {drafts}."
+
+
+def _section(name: str, result: Result) -> str:
+    """Returns the heading with the command, the environment, and the tables."""
+    parts = [f"## `{result['command'].strip()}`", environment_line(result["environment"])]
+    if "runs" in result:
+        titles: dict[str, list[list[str]]] = {}
+        for run in result["runs"]:
+            for title, part in _by_pruning(run) if "summary" in run else ():
+                titles.setdefault(title, []).extend(_latency_cells(part))
+        for title, rows in titles.items():
+            parts += [title, markdown(("dtype, T", *LATENCY_COLUMNS), rows)]
+        parts += _differences(result["runs"]) + _rivals(result["runs"])
+    elif "levels" in result:
+        count = result["levels"][0]["num_clips"]
+        parts += [f"{count} clips for each kind of prompt."]
+        if name == "levels-again":
+            parts += [
+                "The command is the first row's; that of another row has its draft, prompts, dtype "
+                "and T."
+            ]
+        else:
+            parts += ["![Speedup over agreement](levels.svg)"]
+        parts += [markdown(LEVEL_COLUMNS, level_rows(result))]
+    elif "servers" in result:
+        title = (
+            f"One client, then eight; {result['num_clips']} short clips, {result['dtype']}, T=0."
+        )
+        parts += [title, markdown(SERVER_COLUMNS, server_rows(result))]
+    elif "loads" in result:
+        parts += [f"### {load_title(result)}", markdown(LOAD_COLUMNS, load_rows(result))]
+    else:
+        plot = [f"![{name}](pruning-{name}.svg)"] if name in DRAWERS else []
+        parts += [f"{result['num_clips']} held-out clips.", *plot, *markdown_tables(name, result)]
+    return "\n\n".join(parts)
+
+
+def _row(run: Result, system: str) -> Any:
+    return next(row for row in run["summary"] if row["system"] == system)
+
+
+def _num_clips(run: Result) -> int:
+    return int(run["summary"][0]["num_clips"])
+
+
+def _run_title(run: Result) -> str:
+    temperature, num_clips = run["temperature"], _num_clips(run)
+    return f"{run['kind']} prompts, {run['dtype']}, T={temperature:g}, {num_clips} clips"
+
+
+def _by_pruning(run: Result) -> Iterator[tuple[str, Result]]:
+    """Yields title and rows of the systems with the run's pruning, and then of the presets."""
+    pruned: str = run["pruning"]["strategy"]
+    if pruned not in ("none", "blind"):
+        pruned += f", {run['pruning']['ratio']:.0%} pruned"
+    for pruning, is_preset in ((pruned, False), ("each preset's own", True)):
+        rows = [row for row in run["summary"] if is_preset_name(row["system"]) == is_preset]
+        if rows:
+            yield _latency_title(run, pruning), {**run, "summary": rows}
+
+
+def _latency_title(run: Result, pruning: str) -> str:
+    name = f"rival: target-only with {run['rival']}, " if "rival" in run else ""
+    if run.get("draft") == "random":
+        name = "a draft with random weights: "
+    return f"### {name}{run['kind']} prompts, {_num_clips(run)} clips, pruning: {pruning}"
+
+
+def _latency_cells(run: Result) -> list[list[str]]:
+    name = f"{run['dtype']}, {run['temperature']:g}"
+    return [[name, *cells] for cells in latency_rows(_at_the_best_lengths(run["summary"]))]
+
+
+def _differences(runs: Sequence[Result]) -> list[str]:
+    cells = [
+        [run["dtype"], each["clip"], each["system"], str(each["index"]), f"{each['margin']:.4f}"]
+        for run in runs
+        for each in run.get("differences") or ()
+    ]
+    if not cells:
+        return []
+    title = "First differences from target-only, and the margin of its best logit there:"
+    return [title, markdown(("dtype", "clip", "system", "index", "margin"), cells)]
+
+
+def _at_the_best_lengths(summary: Sequence[Result]) -> Iterator[Result]:
+    """Yields one row per policy: of several draft lengths γ the one that decodes fastest."""
+    lengths: dict[str, list[Result]] = {}
+    for row in summary:
+        lengths.setdefault(row["system"].partition("γ=")[0], []).append(row)
+    for rows in lengths.values():
+        best = max(rows, key=lambda row: float(row["decode_speedup"]["mean"]))
+        gammas = ", ".join(row["system"].partition("γ=")[2] for row in rows)
+        of_several = f" (best of {gammas})" if len(rows) > 1 else ""
+        yield {**best, "system": f"{best['system']}{of_several}"}
+
+
+def _rivals(runs: Sequence[Result]) -> list[str]:
+    rows = []
+    for run in runs:
+        if "summary" in run:
+            continue
+        name = f"{run['rival']}, {run['kind']} prompts, {run['dtype']}"
+        tokens = sum(record["num_tokens"] for record in run["records"])
+        for system in run["records"][0]["seconds"]:
+            total_ms = 1e3 * sum(record["seconds"][system] for record in run["records"])
+            clip_ms = f"{total_ms / len(run['records']):.0f}"
+            rows.append([name, system, clip_ms, f"{total_ms / tokens:.2f}"])
+    head = ("rival", "system", "request to last token, ms a clip", "ms a token")
+    return ["### Rivals", markdown(head, rows)] if rows else []
+
+
+def _without_records(result: Any) -> Any:
+    """Returns what the tables and plots are made of."""
+    if "levels" in result:
+        rows = [{k: v for k, v in row.items() if k != "step_ms"} for row in result["levels"]]
+        return {**result, "levels": rows}
+    runs = [
+        {key: value for key, value in run.items() if key != "records" or "summary" not in run}
+        for run in result.get("runs", ())
+    ]
+    return {**result, "runs": runs} if runs else result
+
+
+if __name__ == "__main__":
+    main()

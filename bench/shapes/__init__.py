@@ -1,0 +1,1 @@
+"""Models of published shapes with random weights."""

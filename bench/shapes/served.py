@@ -1,0 +1,242 @@
+"""Answers of a random pair about clips, end to end through services and gateway, and its memory."""
+
+from __future__ import annotations
+
+import base64
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from typing import Any
+
+import httpx
+import psutil
+import torch
+
+from bench.answers.client import converse, user_turn
+from bench.answers.memory import LARGEST_RESIDENT, process_megabytes
+from bench.answers.runs import running_stack
+from bench.answers.systems import TARGET_ONLY, System
+from bench.base.report import Section
+from bench.shapes.random_pair import LETTERS
+from hippo.catalog.shapes import find_shape
+from hippo.catalog.sizes import PROCESS_BYTES, RESERVED_BYTES, memory_of
+from hippo.cli.stack import Stack, StackOptions
+from hippo.client.answers import Answer
+from hippo.client.tables import number
+from hippo.models.attention.cache import cache_dtype
+from hippo.models.interface.context import pruned_cache_tokens
+from hippo.models.loading.placement import DTYPES
+from hippo.models.products.linear import packs_weights
+
+_EVERY_S = 0.1
+_WARM_UP_TOKENS = 24
+
+ANSWER_COLUMNS = (
+    "clip", "prompt tokens", "share", "system", "accepted", "tokens/forward", "first token s",
+    "target step ms", "draft step ms", "ms/token", "decode", "end to end", "equal",
+)  # fmt: skip
+MEMORY_COLUMNS = ("where", "computed, GB", "largest seen, GB", "seen / computed")
+
+
+@dataclass(frozen=True, slots=True)
+class NamedClip:
+    """A clip, and the ``max_pixels`` of its frames in requests."""
+
+    name: str
+    data: bytes
+    max_pixels: int
+
+
+class PeakMemory:
+    """The largest memory seen, by device on CUDA devices and by process, in bytes.
+
+    Pages of files, such as those of weights, count apart: the kernel drops them when memory is
+    short.
+    """
+
+    def __init__(self, devices: Sequence[str]) -> None:
+        self.peaks: dict[str, float] = {}
+        cuda = sorted({device for device in devices if device.startswith("cuda")})
+        self._before = {device: _used_bytes(device) for device in cuda}
+
+    def watch(self, pids: Mapping[str, int], stop: threading.Event) -> None:
+        """Reads the memory several times a second until ``stop``."""
+        while True:
+            with suppress(psutil.Error, OSError):  # a process has just ended
+                for name, used in self._read(pids).items():
+                    self.peaks[name] = max(used, self.peaks.get(name, 0.0))
+            if stop.wait(_EVERY_S):
+                return
+
+    def _read(self, pids: Mapping[str, int]) -> dict[str, float]:
+        seen = {name: 1e6 * used for name, used in process_megabytes(pids).items()}
+        for name, used in process_megabytes(pids, LARGEST_RESIDENT).items():
+            seen[f"{name}, with pages of files"] = 1e6 * used
+        for device, before in self._before.items():
+            seen[device] = _used_bytes(device) - before
+        return seen
+
+
+@contextmanager
+def watched_stack(
+    options: StackOptions,
+    section: Section,
+    *,
+    num_tokens: int,
+    num_slots: int,
+    caches_mb: int | None = None,
+) -> Iterator[tuple[Stack, list[dict[str, Any]]]]:
+    """Starts a stack and watches its memory from its start on; yields it when it is ready.
+
+    When the block is left, in whatever way, the memory that was seen goes beside that which
+    hippo.catalog.sizes computes into a table of the section and into the second value.
+    ``caches_mb`` is the services' --vision-cache-mb and --media-cache-mb.
+    """
+    memory = PeakMemory((options.target_device, options.draft_device))
+    rows: list[dict[str, Any]] = []
+    stop = threading.Event()
+    watching = ThreadPoolExecutor(1)
+
+    def begin(stack: Stack) -> None:
+        pids = {name: stack.child(name).pid for name in ("gateway", "draft", "target")}
+        watching.submit(memory.watch, pids, stop)
+
+    try:
+        with running_stack(options, on_start=begin) as stack:
+            yield stack, rows
+    finally:
+        stop.set()
+        watching.shutdown()
+        table = section.add_table("memory", MEMORY_COLUMNS)
+        computed = _computed_bytes(options, num_tokens, num_slots, caches_mb)
+        for name, seen in memory.peaks.items():
+            rows.append({"where": name, "computed": computed.get(name), "seen": seen})
+            table.add_row(_memory_cells(rows[-1]), rows[-1])
+
+
+def _used_bytes(device: str) -> int:
+    free, total = torch.cuda.mem_get_info(device)
+    return total - free
+
+
+def _computed_bytes(
+    options: StackOptions, num_tokens: int, num_slots: int, caches_mb: int | None
+) -> dict[str, float]:
+    """Returns the memory that hippo.catalog.sizes computes, by device or, on a CPU, by service."""
+    dtype = DTYPES[options.dtype]
+    cache_bytes = None if caches_mb is None else caches_mb * 1_000_000
+    computed: dict[str, float] = {}
+    for role, device, model in (
+        ("target", options.target_device, options.target_model),
+        ("draft", options.draft_device, options.draft_model),
+    ):
+        on_gpu = device.startswith("cuda")
+        memory = memory_of(
+            find_shape(model),
+            num_tokens=num_tokens,
+            num_slots=num_slots,
+            cache_tokens=pruned_cache_tokens(num_tokens) if role == "draft" else None,
+            bytes_each=dtype.itemsize,
+            cache_each=cache_dtype(dtype, torch.device(device)).itemsize,
+            packs_weights=packs_weights(torch.device(device), dtype),
+            vision_cache_bytes=cache_bytes,
+            media_cache_bytes=0 if on_gpu else cache_bytes,
+            process_bytes=RESERVED_BYTES if on_gpu else PROCESS_BYTES,
+        )
+        place = device if on_gpu else role
+        computed[place] = computed.get(place, 0) + memory.total
+    return computed
+
+
+def answer_rows(
+    url: str,
+    clips: Sequence[NamedClip],
+    shares: Sequence[float],
+    systems: Sequence[System],
+    *,
+    max_tokens: int,
+) -> Iterator[dict[str, Any]]:
+    """Yields a row for each clip, share and system, target-only first; its answer is the baseline.
+
+    The first answer about each clip, target-only, is preceded by a short one for warming up.
+    """
+    off = System(TARGET_ONLY, {"policy": "off"})
+    others = [system for system in systems if system.name != TARGET_ONLY]
+    with httpx.Client(base_url=url, timeout=1800, trust_env=False) as client:
+        for clip in clips:
+            for system in (off, *others[:1]):
+                _ask(client, clip, LETTERS[0], system, _WARM_UP_TOKENS)
+            for letter, share in zip(LETTERS, shares, strict=False):
+                baseline = _ask(client, clip, letter, off, max_tokens)
+                yield _row(clip, share, off, baseline, baseline)
+                for system in others:
+                    answer = _ask(client, clip, letter, system, max_tokens)
+                    yield _row(clip, share, system, answer, baseline)
+
+
+def _ask(
+    client: httpx.Client, clip: NamedClip, letter: str, system: System, max_tokens: int
+) -> Answer:
+    url = "data:video/mp4;base64," + base64.b64encode(clip.data).decode()
+    return converse(
+        client,
+        [user_turn(url, f"What happens in the video? Answer {letter}")],
+        speculative=system.speculative,
+        max_tokens=max_tokens,
+        ignores_end=True,
+        further={"mm_processor_kwargs": {"max_pixels": clip.max_pixels}},
+    )
+
+
+def _row(
+    clip: NamedClip, share: float, system: System, answer: Answer, baseline: Answer
+) -> dict[str, Any]:
+    figures = answer.figures
+    return {
+        "clip": clip.name,
+        "prompt_tokens": answer.usage["prompt_tokens"],
+        "share": share,
+        "system": system.name,
+        "num_tokens": answer.num_tokens,
+        "acceptance_rate": figures["acceptance_rate"],
+        "tokens_per_forward": figures["mean_tokens_per_forward"],
+        "ttft_s": answer.ttft_s,
+        "target_step_ms": figures["timings_ms"]["target_step"],
+        "draft_step_ms": figures["timings_ms"]["draft_step"],
+        "ms_per_token": 1e3 * answer.decode_s_per_token,
+        "decode_speedup": baseline.decode_s / answer.decode_s,
+        "end_to_end_speedup": baseline.end_to_end_s / answer.end_to_end_s,
+        "is_equal": answer.token_ids == baseline.token_ids,
+    }
+
+
+def answer_cells(row: Mapping[str, Any]) -> list[str]:
+    """Returns the cells of ANSWER_COLUMNS."""
+    return [
+        row["clip"],
+        f"{row['prompt_tokens']:,}",
+        f"{row['share']:.2f}",
+        row["system"],
+        number(row["acceptance_rate"], ".2f"),
+        number(row["tokens_per_forward"], ".2f"),
+        number(row["ttft_s"], ".2f"),
+        number(row["target_step_ms"], ".2f"),
+        number(row["draft_step_ms"], ".2f"),
+        number(row["ms_per_token"], ".2f"),
+        number(row["decode_speedup"], ".2f"),
+        number(row["end_to_end_speedup"], ".2f"),
+        "yes" if row["is_equal"] else "no",
+    ]
+
+
+def _memory_cells(row: Mapping[str, Any]) -> list[str]:
+    """Returns the cells of MEMORY_COLUMNS."""
+    computed, seen = row["computed"], row["seen"]
+    return [
+        row["where"],
+        "-" if computed is None else f"{computed / 1e9:.2f}",
+        f"{seen / 1e9:.2f}",
+        "-" if computed is None else f"{seen / computed:.2f}",
+    ]

@@ -1,0 +1,1 @@
+"""The synthetic world: scenes, clips of them, texts about them, and the tokenizer."""

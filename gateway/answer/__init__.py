@@ -1,0 +1,1 @@
+"""One answer: its two streams, its text, its events and its report."""

@@ -1,0 +1,205 @@
+"""The events of a stream with ``return_events``: what each service did, as it happens.
+
+gateway/api/event_schemas.py describes each event. Times are in milliseconds; ``at`` is the time of
+arrival at the gateway, counted from the arrival of the request.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from gateway.answer.detokenizer import Detokenizer
+from gateway.pairs.token_bytes import TokenBytes
+from hippo.types import (
+    Block,
+    FinishReason,
+    MediaUse,
+    PromptInfo,
+    Pruning,
+    Selection,
+    Timing,
+    Verdict,
+)
+
+Service = Literal["target", "draft"]
+
+
+@dataclass(frozen=True, slots=True)
+class _Proposal:
+    """A draft token: its id, the number of its block, its place there, whether it was a guess."""
+
+    token_id: int
+    block: int
+    place: int
+    is_guess: bool
+
+
+class EventLog:
+    """Collects the events of one completion; ``on_event`` is called after each one."""
+
+    def __init__(self, tokens: TokenBytes, received_ns: int, on_event: Callable[[], None]) -> None:
+        self._detokenizer = Detokenizer(tokens)
+        self._received_ns = received_ns
+        self._on_event = on_event
+        self._events: list[dict[str, Any]] = []  # not yet taken
+        self._num_blocks = 0
+        self._num_verdicts = 0
+        self._epoch = 0
+        self._proposed: dict[int, _Proposal] = {}  # by completion index
+        # Tokens of branches, by completion index and id.
+        self._branched: dict[tuple[int, int], _Proposal] = {}
+
+    def take_events(self) -> tuple[dict[str, Any], ...]:
+        """Returns the events since the last call."""
+        events = tuple(self._events)
+        self._events.clear()
+        return events
+
+    def add_prompt(self, service: Service, info: PromptInfo, now_ns: int) -> None:
+        """Records that a service has read the prompt."""
+        self._add(
+            "prompt",
+            now_ns,
+            service=service,
+            queue=ms(info.queue_ns),
+            preprocess=ms(info.preprocess_ns),
+            num_prompt_tokens=info.num_prompt_tokens,
+            num_visual_tokens=info.num_visual_tokens,
+            media=[_media_json(item) for item in info.media],
+        )
+
+    def add_selection(self, selection: Selection, pruning: Pruning, now_ns: int) -> None:
+        """Records the target's choice of visual tokens for the draft."""
+        self._add(
+            "selection",
+            now_ns,
+            strategy=pruning.strategy.value,
+            ratio=pruning.ratio,
+            score=ms(selection.score_ns),
+            num_visual_tokens=selection.num_visual_tokens,
+            kept=list(selection.kept_indices),
+        )
+
+    def add_draft_prefill(self, timing: Timing, now_ns: int) -> None:
+        """Records the end of the draft's prefill."""
+        self._add("draft_prefill", now_ns, **_prefill_times(timing))
+
+    def add_draft_loss(self, problem: str, now_ns: int) -> None:
+        """Records that the answer goes on without the draft."""
+        self._add("draft_loss", now_ns, problem=problem)
+
+    def add_block(self, block: Block, now_ns: int) -> None:
+        """Records a block of draft tokens."""
+        guessed = frozenset(block.guessed_places)
+        is_stale = block.epoch < self._epoch
+        if not is_stale:
+            for place, token_id in enumerate(block.token_ids):
+                self._proposed[block.start_index + place] = _Proposal(
+                    token_id, self._num_blocks, place, place in guessed
+                )
+        place = len(block.token_ids)
+        for branch in block.branches:
+            for index, token_id in enumerate(branch.token_ids[1:], branch.index + 1):
+                proposal = _Proposal(token_id, self._num_blocks, place, False)
+                self._branched[index, token_id] = proposal
+                place += 1
+        self._add(
+            "block",
+            now_ns,
+            block=self._num_blocks,
+            index=block.start_index,
+            token_ids=list(block.token_ids),
+            guessed_places=list(block.guessed_places),
+            branches=[list(branch.token_ids) for branch in block.branches],
+            is_stale=is_stale,
+            step=ms(block.step_ns),
+            wait=ms(block.wait_ns),
+        )
+        self._num_blocks += 1
+
+    def add_verdict(self, verdict: Verdict, now_ns: int, *, num_tokens: int) -> None:
+        """Records a forward of the target, after which the answer has ``num_tokens`` tokens; the
+        tokens behind them were settled after a stop string, and are left out."""
+        timing, is_prefill = verdict.timing, verdict.start_index == 0
+        count = max(num_tokens - verdict.start_index, 0)
+        self._epoch = max(self._epoch, verdict.epoch)
+        self._add(
+            "verdict",
+            now_ns,
+            forward_number=self._num_verdicts,
+            mode=_mode(verdict),
+            between=ms(timing.queue_ns),
+            rows=timing.num_rows,
+            num_sequences=timing.num_sequences,
+            num_draft_tokens=verdict.num_draft_tokens,
+            num_accepted_tokens=verdict.num_accepted_tokens,
+            num_reused_tokens=verdict.num_reused_tokens,
+            num_accepted_reused=verdict.num_accepted_reused,
+            is_rejection=verdict.is_rejection,
+            num_dropped_tokens=verdict.num_dropped_tokens,
+            tokens=[
+                self._token(verdict, place, is_last=place + 1 == count)
+                for place in range(min(count, len(verdict.token_ids)))
+            ],
+            **_prefill_times(timing, has_vision=is_prefill),
+        )
+        self._num_verdicts += 1
+
+    def _token(self, verdict: Verdict, place: int, *, is_last: bool) -> dict[str, Any]:
+        index, token_id = verdict.start_index + place, verdict.token_ids[place]
+        is_end = verdict.finish_reason is FinishReason.STOP and place + 1 == len(verdict.token_ids)
+        text = "" if is_end else self._detokenizer.add_tokens((token_id,))
+        if is_last and verdict.finish_reason is not None:
+            text += self._detokenizer.flush_text()
+        token = {"id": token_id, "text": text, "index": index, "source": "target"}
+        proposal = self._proposed.pop(index, None)
+        if place >= verdict.num_accepted_tokens + verdict.num_accepted_reused:
+            return token
+        token["source"] = "draft"
+        if proposal is None or proposal.token_id != token_id:
+            proposal = self._branched.get((index, token_id))
+        if proposal is not None:
+            token["source"] = "guess" if proposal.is_guess else "draft"
+            token |= {"block": proposal.block, "place": proposal.place}
+        return token
+
+    def _add(self, kind: str, now_ns: int, **fields: Any) -> None:
+        self._events.append({"type": kind, "at": ms(now_ns - self._received_ns), **fields})
+        self._on_event()
+
+
+def ms(duration_ns: float) -> float:
+    """Returns a duration in milliseconds, to the microsecond."""
+    return round(duration_ns / 1e6, 3)
+
+
+def _prefill_times(timing: Timing, *, has_vision: bool = True) -> dict[str, Any]:
+    """Returns the device times of a prefill, or without the tower's those of any forward."""
+    times = {
+        "forward": ms(timing.forward_ns),
+        "wait": ms(timing.wait_ns),
+        "context": timing.context_length,
+    }
+    return {**times, "vision": ms(timing.vision_ns)} if has_vision else times
+
+
+def _mode(verdict: Verdict) -> str:
+    if verdict.start_index == 0:
+        return "prefill"
+    if verdict.num_draft_tokens + verdict.num_reused_tokens == 0:
+        return "target_only"
+    return "conservative" if verdict.is_conservative else "optimistic"
+
+
+def _media_json(item: MediaUse) -> dict[str, Any]:
+    return {
+        "type": item.kind.value,
+        "num_tokens": item.num_tokens,
+        "width": item.width,
+        "height": item.height,
+        "grid": list(item.visual_grid),
+        "frame_seconds": [round(second, 3) for second in item.frame_seconds],
+        "notes": list(item.notes),
+    }

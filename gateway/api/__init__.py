@@ -1,0 +1,1 @@
+"""The REST API: schemas, and their translation to values and back."""

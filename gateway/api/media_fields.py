@@ -1,0 +1,216 @@
+"""Translates a request's fields about videos and images: their sources, frames and sizes."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+from collections.abc import Iterator, Sequence
+
+from gateway.api.media_schemas import MediaLoading, MediaProcessing, VideoLoading
+from gateway.api.schemas import ChatCompletionRequest
+from gateway.media.reader import FrameTimes, MediaSource
+from hippo.errors import ContextLengthError, InvalidRequestError
+from hippo.models.interface.context import visual_limit
+from hippo.types import FramePlan, Media, MediaKind, ModelInfo, OpenRequest
+
+# vLLM's default for frames sent one by one: one frame per second.
+DEFAULT_LISTED_FPS = 1.0
+# Upper bounds of what a family's chat template adds to the text: once, for each message, and for
+# each item beside its visual tokens and the text of its frames. Qwen2.5-VL's adds 14 (the default
+# system message and the generation prompt), 5 and 2; LLaVA-OneVision's 3, 5 and 1.
+TEMPLATE_TOKENS, MESSAGE_TOKENS, ITEM_TOKENS = 16, 6, 3
+
+
+def media_sources(
+    request: ChatCompletionRequest, info: ModelInfo, owner: str | None = None
+) -> list[MediaSource]:
+    """Returns the videos and images of all messages, in order; each ``owner`` (the name of an API
+    key) has uuids of its own.
+
+    Raises InvalidRequestError for frame times in a request without a list of frames, and for
+    options of sampling that cannot apply; ContextLengthError for more items than tokens.
+    """
+    loading = (request.media_io_kwargs or MediaLoading()).video
+    times = _frame_times(request, loading)
+    sources = [
+        MediaSource(kind, url, field, times, uuid and _own_uuid(uuid, owner, times))
+        for field, kind, url, uuid in media_parts(request)
+    ]
+    if len(sources) >= info.max_context_length:  # each has a visual token at least
+        raise ContextLengthError(
+            f"the request has {len(sources)} videos and images, more than fit into the context of "
+            f"{info.max_context_length} tokens",
+            param="messages",
+        )
+    given = loading.timing_fields
+    if given and not any(source.is_frame_list for source in sources):
+        raise InvalidRequestError(
+            f"media_io_kwargs.video.{given[0]} is for frames sent one by one, and the request has "
+            "no video_url with data:video/jpeg",
+            param=f"media_io_kwargs.video.{given[0]}",
+        )
+    _check_sampling(request, sources)
+    return sources
+
+
+def _own_uuid(uuid: str, owner: str | None, times: FrameTimes) -> str:
+    """Returns the key of caches: other keys' uuids, and other times of the frames, are others."""
+    return hashlib.sha256(repr((owner, uuid, times)).encode()).hexdigest()
+
+
+def _check_sampling(request: ChatCompletionRequest, sources: Sequence[MediaSource]) -> None:
+    """Refuses values of do_sample_frames that contradict the rest of the request."""
+    frames = request.mm_processor_kwargs or MediaProcessing()
+    loading = (request.media_io_kwargs or MediaLoading()).video
+    videos = [source for source in sources if source.kind is MediaKind.VIDEO]
+    problem = None
+    if frames.do_sample_frames is False and not all(video.is_frame_list for video in videos):
+        if frames.frame_fields:
+            problem = f"is false, but mm_processor_kwargs.{frames.frame_fields[0]} samples frames"
+        elif max(loading.fps or 0, loading.num_frames or 0) <= 0:
+            problem = "is false; say which frames with media_io_kwargs.video (num_frames, fps)"
+    elif frames.do_sample_frames and any(video.is_frame_list for video in videos):
+        if frames.num_frames is None:
+            problem = "is true, but frames that are sent one by one are all used, or num_frames"
+    if problem is not None:
+        field = "mm_processor_kwargs.do_sample_frames"
+        raise InvalidRequestError(f"{field} {problem}", param=field)
+
+
+def _frame_times(request: ChatCompletionRequest, loading: VideoLoading) -> FrameTimes:
+    """Applies vLLM's rule: the time of a frame is its number / fps, and fps is 1 by default."""
+    processing = request.mm_processor_kwargs or MediaProcessing()
+    fps = max(loading.fps or 0.0, 0.0) or processing.fps or DEFAULT_LISTED_FPS
+    duration_s = loading.duration
+    if duration_s is None and loading.total_num_frames is not None:
+        duration_s = loading.total_num_frames / fps
+    return FrameTimes(fps, loading.frames_indices or (), duration_s)
+
+
+def affinity_key(request: ChatCompletionRequest, salt: str, media: Sequence[Media]) -> bytes:
+    """Returns a hash of the services' cache salt and the media (if there are none: the first
+    message).
+
+    Requests with equal keys can share cached results. Slow for large files.
+    """
+    digest = hashlib.sha256(salt.encode())
+    for item in media:
+        file = (item.path, item.num_bytes, item.modified_ns) if item.path else ()
+        digest.update(repr(item.uuid or file).encode())
+        digest.update(b"" if item.uuid else item.data)
+    if not media:
+        digest.update(repr(request.messages[0]).encode())
+    return digest.digest()
+
+
+def frame_plan(request: ChatCompletionRequest) -> FramePlan:
+    """Returns the frame plan of mm_processor_kwargs, with gaps filled from media_io_kwargs.
+
+    As in vLLM's loader, ``num_frames`` beside ``fps`` is the most frames at this rate; alone it is
+    the number of evenly spaced frames.
+    """
+    frames = request.mm_processor_kwargs or MediaProcessing()
+    loading = (request.media_io_kwargs or MediaLoading()).video
+    for name, one, other in (
+        ("fps", frames.fps, loading.fps),
+        ("num_frames", frames.num_frames, loading.num_frames),
+    ):
+        if one and other and other > 0 and one != other:
+            raise InvalidRequestError(
+                f"media_io_kwargs.video.{name} is {other:g}, mm_processor_kwargs says {one:g}; "
+                "give one of them",
+                param=f"media_io_kwargs.video.{name}",
+            )
+    fps = frames.fps or max(loading.fps or 0.0, 0.0)
+    num_frames = frames.num_frames or max(loading.num_frames or 0, 0)
+    min_frames, max_frames = frames.min_frames or 0, frames.max_frames or 0
+    names = frame_fields(request)
+    if num_frames and not fps and (min_frames or max_frames):
+        other_name = names["min_frames" if min_frames else "max_frames"]
+        raise InvalidRequestError(
+            f"{names['num_frames']} and {other_name} exclude each other; give one of them",
+            param=names["num_frames"],
+        )
+    if num_frames and fps:
+        max_frames, num_frames = min(num_frames, max_frames or num_frames), 0
+    if 0 < max_frames < min_frames:
+        raise InvalidRequestError(
+            f"{names['min_frames']} is {min_frames}, more than {names['max_frames']} "
+            f"({max_frames})",
+            param=names["min_frames"],
+        )
+    min_pixels, max_pixels = frames.pixel_limits
+    return FramePlan(
+        fps=fps,
+        num_frames=num_frames,
+        min_frames=min_frames,
+        max_frames=max_frames,
+        min_pixels=min_pixels or 0,
+        max_pixels=max_pixels or 0,
+        background=_background(request),
+    )
+
+
+def _background(request: ChatCompletionRequest) -> int:
+    """Returns FramePlan.background."""
+    colour = (request.media_io_kwargs or MediaLoading()).image.rgba_background_color
+    if colour is None:
+        return 0
+    red, green, blue = colour
+    return 1 + (red << 16) + (green << 8) + blue
+
+
+def texts(request: ChatCompletionRequest) -> list[str]:
+    """Returns the texts of all messages."""
+    return [part.text for message in request.messages for part in message.content if part.text]
+
+
+def with_visual_limit(
+    request: OpenRequest, num_text_tokens: int, info: ModelInfo, *, ceiling: int | None
+) -> OpenRequest:
+    """Returns the request with the most visual tokens that its videos may have together.
+
+    This is ``visual_limit`` of the target's context beside the text and ``max_tokens``. Images are
+    not subtracted, because their sizes are unknown here.
+    """
+    num_template_tokens = (
+        TEMPLATE_TOKENS + MESSAGE_TOKENS * len(request.messages) + ITEM_TOKENS * len(request.media)
+    )
+    num_others = num_text_tokens + num_template_tokens + request.max_tokens
+    limit = visual_limit(info.max_context_length, num_others, ceiling)
+    plan = dataclasses.replace(request.frame_plan, max_visual_tokens=limit)
+    return dataclasses.replace(request, frame_plan=plan)
+
+
+def frame_fields(request: ChatCompletionRequest) -> dict[str, str]:
+    """Returns the client's name of each frame plan field; a field that was not sent has its name in
+    mm_processor_kwargs."""
+    frames = request.mm_processor_kwargs or MediaProcessing()
+    loading = (request.media_io_kwargs or MediaLoading()).video
+    names = {
+        field.name: f"mm_processor_kwargs.{field.name}"
+        for field in dataclasses.fields(FramePlan)
+        if field.name != "max_visual_tokens"  # the gateway's own
+    }
+    names["background"] = "media_io_kwargs.image.rgba_background_color"
+    if frames.fps is None and loading.fps is not None:
+        names["fps"] = "media_io_kwargs.video.fps"
+    if frames.num_frames is None and loading.num_frames is not None:
+        names["num_frames"] = "media_io_kwargs.video.num_frames"
+    if frames.max_frames is None and (frames.num_frames or loading.num_frames) is not None:
+        names["max_frames"] = names["num_frames"]
+    if frames.min_pixels is None and frames.size.shortest_edge is not None:
+        names["min_pixels"] = "mm_processor_kwargs.size.shortest_edge"
+    if frames.max_pixels is None and frames.size.longest_edge is not None:
+        names["max_pixels"] = "mm_processor_kwargs.size.longest_edge"
+    return names
+
+
+def media_parts(request: ChatCompletionRequest) -> Iterator[tuple[str, MediaKind, str, str]]:
+    """Yields (field path, kind, URL, uuid or "") of each video and image of all messages."""
+    for i, message in enumerate(request.messages):
+        for k, part in enumerate(message.content):
+            if part.media is not None:
+                kind, media_url = part.media
+                field = f"messages.{i}.content.{k}.{kind.value}_url"
+                yield field, kind, media_url.url, part.uuid or ""

@@ -1,0 +1,280 @@
+"""The fields of a request that concern videos and images: their sources and frame sampling."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Mapping
+from typing import Annotated, Any, ClassVar, Literal
+
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    GetJsonSchemaHandler,
+    StrictBool,
+    model_validator,
+)
+from pydantic_core import CoreSchema, PydanticCustomError
+
+from gateway.api.neutral import PART, Neutral
+from hippo.types import MediaKind
+
+MAX_PIXELS = 2**31 - 1
+MAX_UUID_LENGTH = 256
+
+
+def refusal(message: str) -> PydanticCustomError:
+    # pydantic formats the message as a template, so braces in it must come in as a value.
+    return PydanticCustomError("unsupported", "{text}", {"text": message})
+
+
+def refusal_of(field: str, why: str) -> PydanticCustomError:
+    """Returns the error of a field of the model that is validated."""
+    values = {"field": field, "why": why}
+    return PydanticCustomError("unsupported_field", "{field} {why}", values)
+
+
+class Model(BaseModel):
+    """A part of a request. Fields that have no effect are in ``neutral``; an unknown field is
+    refused, unless its value is one of ``absent``, which clients send for what nobody has set."""
+
+    # Only of a constrained text pydantic checks that it is Unicode: half of a surrogate pair has no
+    # UTF-8 form, which tokenizers, gRPC and error messages need.
+    model_config = ConfigDict(extra="forbid", frozen=True, str_min_length=0)
+    absent: ClassVar[list[Any]] = [None]
+    neutral: ClassVar[Mapping[str, Neutral]] = {}
+
+    @model_validator(mode="before")
+    @classmethod
+    def _leave_out_what_changes_nothing(cls, value: Any) -> Any:
+        if not isinstance(value, dict):
+            return value
+        known = {field.alias or name for name, field in cls.model_fields.items()}
+        kept = {}
+        for name, given in value.items():
+            if name in cls.neutral:
+                if not cls.neutral[name].takes(given):
+                    raise refusal_of(name, cls.neutral[name].refusal(given))
+            elif name in known or given not in cls.absent:
+                kept[name] = given
+        return kept
+
+    @classmethod
+    def __get_pydantic_json_schema__(
+        cls, core_schema: CoreSchema, handler: GetJsonSchemaHandler
+    ) -> dict[str, Any]:
+        schema = handler(core_schema)
+        described = handler.resolve_ref_schema(schema)
+        described["additionalProperties"] = {"enum": cls.absent}
+        properties = described.setdefault("properties", {})
+        for name, field in cls.neutral.items():
+            allowed = {} if field.values is None else {"enum": [None, *field.values]}
+            properties[name] = {**allowed, "description": f"Inert. {field.why}".strip()}
+        return schema
+
+
+def _without_url(source: Any) -> bool:
+    return isinstance(source, dict) and source.get("url") is None
+
+
+class MediaUrl(Model):
+    """The source of a video or image."""
+
+    url: str = Field(
+        description="A data: URL (data:video/mp4;base64,..., or frames as "
+        "data:video/jpeg;base64,<jpg>,<jpg>,...), an http(s) URL of an allowed "
+        "domain, a path or file:// URL under an allowed directory, or the id of an uploaded "
+        "video (POST /v1/videos)."
+    )
+    detail: Literal["auto", "low", "high"] | None = Field(
+        default=None, description="Inert; frame sizes are set by mm_processor_kwargs."
+    )
+
+
+class ContentPart(Model):
+    """A part of a message: a text, a video or an image."""
+
+    neutral: ClassVar[Mapping[str, Neutral]] = PART
+
+    type: Literal["text", "video_url", "image_url"]
+    uuid: str | None = Field(
+        default=None,
+        min_length=1,
+        max_length=MAX_UUID_LENGTH,
+        description="The client's name of the media item's content: caches use it as key in place "
+        "of the content. The item itself is always needed.",
+    )
+    text: str | None = None
+    video_url: MediaUrl | None = None
+    image_url: MediaUrl | None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _has_what_its_type_says(cls, value: Any) -> Any:
+        if not isinstance(value, dict):
+            raise refusal("expected an object with a type, such as {'type': 'text', 'text': ...}")
+        kind = value.get("type")
+        if kind not in ("text", "video_url", "image_url"):
+            raise refusal(f"type is {kind!r}; expected 'text', 'video_url' or 'image_url'")
+        source = value.get(kind)
+        has_none = source is None or (kind != "text" and _without_url(source))
+        if has_none and value.get("uuid") is not None:
+            raise refusal(
+                f"a part with a uuid needs its {kind} as well; this server cannot take media from "
+                "its caches by uuid alone"
+            )
+        if kind == "text" and value.get("uuid") is not None:
+            raise refusal("a part of type 'text' cannot have the field 'uuid'")
+        if source is None:
+            raise refusal(f"a part of type {kind!r} needs the field {kind!r}")
+        for other in {"text", "video_url", "image_url"} - {kind}:
+            if value.get(other) is not None:
+                raise refusal(f"a part of type {kind!r} cannot have the field {other!r}")
+        if kind != "text" and isinstance(source, str):
+            return {**value, kind: {"url": source}}
+        return value
+
+    @property
+    def media(self) -> tuple[MediaKind, MediaUrl] | None:
+        """The kind and source of the part's media item; None for a text."""
+        if self.video_url is not None:
+            return MediaKind.VIDEO, self.video_url
+        if self.image_url is not None:
+            return MediaKind.IMAGE, self.image_url
+        return None
+
+
+def _only_rate(value: Any) -> Any:
+    """Returns the rate of a list of equal rates, one for each video, as qwen-vl-utils gives them;
+    any other value as it is."""
+    if isinstance(value, (list, tuple)) and value and all(each == value[0] for each in value):
+        return value[0]
+    if isinstance(value, (list, tuple)):
+        raise refusal("fps is a list of different rates; all videos of a request have one")
+    return value
+
+
+class FrameSize(Model):
+    """Limits of the pixels of a frame or image, with transformers' names."""
+
+    shortest_edge: int | None = Field(
+        default=None, ge=1, le=MAX_PIXELS, description="Another name of min_pixels."
+    )
+    longest_edge: int | None = Field(
+        default=None, ge=1, le=MAX_PIXELS, description="Another name of max_pixels."
+    )
+
+
+class MediaProcessing(Model):
+    """Sampling of frames from the videos, and the size of frames and images."""
+
+    fps: Annotated[float | None, BeforeValidator(_only_rate)] = Field(
+        default=None, gt=0, le=120, description="Frames a second; a list has one rate for all."
+    )
+    num_frames: int | None = Field(
+        default=None, ge=1, le=65536, description="Number of frames, evenly spaced; excludes fps."
+    )
+    min_frames: int | None = Field(default=None, ge=1, le=65536)
+    max_frames: int | None = Field(default=None, ge=1, le=65536)
+    min_pixels: int | None = Field(default=None, ge=1, le=MAX_PIXELS)
+    max_pixels: int | None = Field(default=None, ge=1, le=MAX_PIXELS)
+    size: FrameSize = FrameSize()
+    do_sample_frames: StrictBool | None = Field(
+        default=None,
+        description="False: media_io_kwargs.video alone says which frames are used.",
+    )
+
+    @property
+    def frame_fields(self) -> tuple[str, ...]:
+        """The given fields that say which frames are sampled."""
+        names = ("fps", "num_frames", "min_frames", "max_frames")
+        return tuple(name for name in names if getattr(self, name) is not None)
+
+    @property
+    def pixel_limits(self) -> tuple[int | None, int | None]:
+        """The fewest and the most pixels of a frame or image, by either name."""
+        return (
+            self.size.shortest_edge if self.min_pixels is None else self.min_pixels,
+            self.size.longest_edge if self.max_pixels is None else self.max_pixels,
+        )
+
+    @model_validator(mode="after")
+    def _fields_agree(self) -> MediaProcessing:
+        others = [name for name in self.frame_fields if name != "num_frames"]
+        if self.num_frames is not None and others:
+            raise refusal(f"num_frames and {others[0]} exclude each other; give one of them")
+        for name, one, other in (
+            ("min_pixels and size.shortest_edge", self.min_pixels, self.size.shortest_edge),
+            ("max_pixels and size.longest_edge", self.max_pixels, self.size.longest_edge),
+        ):
+            if None not in (one, other) and one != other:
+                raise refusal(f"{name} differ; give one of them")
+        fewest, most = self.pixel_limits
+        if fewest is not None and most is not None and fewest > most:
+            raise refusal(f"min_pixels is {fewest}, more than max_pixels ({most})")
+        return self
+
+
+class VideoLoading(Model):
+    """Sampling of frames from a video, with vLLM's names."""
+
+    num_frames: int | None = Field(
+        default=None,
+        ge=-1,
+        le=65536,
+        description="Number of frames, evenly spaced; the most frames beside fps; 0 or less: not "
+        "set.",
+    )
+    fps: float | None = Field(default=None, ge=-1, le=120, description="0 or less: not set.")
+    frames_indices: tuple[int, ...] | None = Field(
+        default=None,
+        min_length=1,
+        max_length=65536,
+        description="For frames sent as video/jpeg: the frame numbers in the original video, "
+        "ascending; `fps` is the frame rate of that video.",
+    )
+    total_num_frames: int | None = Field(
+        default=None, ge=1, le=2**31 - 1, description="Number of frames of the original video."
+    )
+    duration: float | None = Field(
+        default=None, gt=0, allow_inf_nan=False, description="Duration of that video in seconds."
+    )
+    do_sample_frames: Literal[False] | None = Field(
+        default=None, description="Inert: all frames sent as video/jpeg are used."
+    )
+
+    @property
+    def timing_fields(self) -> tuple[str, ...]:
+        """The given fields that set the times of frames sent one by one."""
+        names = ("frames_indices", "total_num_frames", "duration")
+        return tuple(name for name in names if getattr(self, name) is not None)
+
+    @model_validator(mode="after")
+    def _indices_ascend(self) -> VideoLoading:
+        indices = self.frames_indices or ()
+        ascends = all(a < b for a, b in itertools.pairwise(indices))
+        if indices and not (ascends and 0 <= indices[0] and indices[-1] < 2**31):
+            raise refusal("frames_indices must ascend from 0 or more")
+        if indices and self.total_num_frames is not None and self.total_num_frames <= indices[-1]:
+            raise refusal("total_num_frames must be more than the last of frames_indices")
+        return self
+
+
+ColourValue = Annotated[int, Field(ge=0, le=255)]
+
+
+class ImageLoading(Model):
+    """Loading of images, with vLLM's names."""
+
+    image_mode: Literal["RGB"] | None = Field(default=None, description="Inert.")
+    rgba_background_color: tuple[ColourValue, ColourValue, ColourValue] | None = Field(
+        default=None, description="Red, green and blue behind transparent pixels; default: white."
+    )
+
+
+class MediaLoading(Model):
+    """vLLM's media_io_kwargs, an alternative to mm_processor_kwargs for sampling frames."""
+
+    video: VideoLoading = VideoLoading()
+    image: ImageLoading = ImageLoading()

@@ -1,0 +1,1 @@
+"""The routes of the REST API, a module for each subject."""

@@ -1,0 +1,98 @@
+"""The web page at /, and the sample videos that it offers."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Literal
+
+from fastapi import APIRouter
+from fastapi.responses import FileResponse, Response
+from pydantic import BaseModel, Field
+
+from gateway.api.openapi import ANSWERED, answers
+from gateway.api.state import State
+from hippo.errors import NotFoundError
+from hippo.page import POLICY, page_file
+
+router = APIRouter()
+
+_MEDIA_TYPES = {
+    ".mp4": "video/mp4",
+    ".m4v": "video/mp4",
+    ".mov": "video/quicktime",
+    ".webm": "video/webm",
+    ".mkv": "video/x-matroska",
+}
+_HEADERS = {
+    "content-security-policy": POLICY,
+    "x-content-type-options": "nosniff",
+    "referrer-policy": "no-referrer",
+    "cache-control": "no-cache",
+}
+_VIDEO = {
+    **ANSWERED,
+    "content": {"video/*": {"schema": {"type": "string", "format": "binary"}}},
+}
+
+
+class SampleCard(BaseModel):
+    """A sample video."""
+
+    name: str = Field(examples=["handful.mp4"])
+    bytes: int
+
+
+class SampleList(BaseModel):
+    """The operator's sample videos."""
+
+    object: Literal["list"] = "list"
+    data: list[SampleCard]
+
+
+@router.get("/", include_in_schema=False)
+async def index() -> Response:
+    """Returns the page."""
+    return _file("index.html")
+
+
+@router.get("/page/{name}", include_in_schema=False)
+async def asset(name: str) -> Response:
+    """Returns a script, the style sheet or the picture of the page."""
+    return _file(name)
+
+
+@router.get("/v1/samples", responses=answers(), tags=["videos"])
+def list_samples(state: State) -> SampleList:
+    """Lists the operator's sample videos."""
+    paths = _samples(state.settings.page_samples)
+    return SampleList(
+        data=[SampleCard(name=path.name, bytes=path.stat().st_size) for path in paths]
+    )
+
+
+@router.get(
+    "/v1/samples/{name}", response_class=FileResponse, responses=answers(404, ok=_VIDEO),
+    tags=["videos"],
+)  # fmt: skip
+def get_sample(name: str, state: State) -> FileResponse:
+    """Returns a sample video."""
+    for path in _samples(state.settings.page_samples):
+        if path.name == name:
+            return FileResponse(path, media_type=_MEDIA_TYPES[path.suffix.lower()])
+    raise NotFoundError(f"there is no sample video {name!r}")
+
+
+def _samples(folder: str) -> list[Path]:
+    """Returns the videos of a folder by name; none without a folder, or if it is gone."""
+    if not folder or not Path(folder).is_dir():
+        return []
+    found = (path for path in Path(folder).iterdir() if path.suffix.lower() in _MEDIA_TYPES)
+    return sorted(path for path in found if path.is_file())
+
+
+def _file(name: str) -> Response:
+    found = page_file(name)
+    if found is None:
+        raise NotFoundError(f"the page has no file {name!r}")
+    content, media_type = found
+    return Response(content, media_type=media_type, headers=_HEADERS)

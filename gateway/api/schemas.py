@@ -1,0 +1,311 @@
+"""The request of POST /v1/chat/completions, field by field.
+
+A field takes effect or is refused by name; gateway.api.neutral has the values that change nothing.
+hippo.base.validation checks the ranges of sampling values.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, Any, ClassVar, Literal
+
+from pydantic import (
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    StrictBool,
+    ValidationError,
+    ValidatorFunctionWrapHandler,
+    WrapValidator,
+    model_validator,
+)
+
+from gateway.api.media_schemas import (
+    ContentPart,
+    MediaLoading,
+    MediaProcessing,
+    Model,
+    refusal,
+    refusal_of,
+)
+from gateway.api.neutral import MESSAGE, REQUEST, Neutral
+from gateway.api.structured import StructuredFields, constrained_by
+from hippo.base.validation import MAX_TOP_LOGPROBS
+
+MAX_STOP_STRINGS = 16
+MAX_STOP_LENGTH = 1024
+MAX_SALT_LENGTH = 256
+MAX_MESSAGES = 1024
+
+
+def _text_as_part(value: Any) -> Any:
+    return [{"type": "text", "text": value}] if isinstance(value, str) else value
+
+
+class Message(Model):
+    """One message of the conversation."""
+
+    absent: ClassVar[list[Any]] = [None, []]
+    neutral: ClassVar[Mapping[str, Neutral]] = MESSAGE
+
+    role: Literal["system", "developer", "user", "assistant"]
+    content: Annotated[
+        tuple[ContentPart, ...],
+        BeforeValidator(_text_as_part, json_schema_input_type=str | list[ContentPart] | None),
+    ]
+
+    @model_validator(mode="before")
+    @classmethod
+    def _an_answer_may_be_empty(cls, value: Any) -> Any:
+        if isinstance(value, dict) and value.get("role") == "assistant":
+            if value.get("content") is None:
+                return {**value, "content": ""}
+        return value
+
+
+class StreamOptions(Model):
+    """Options of a stream."""
+
+    include_usage: StrictBool = Field(
+        default=False, description="The stream ends with a usage chunk."
+    )
+    continuous_usage_stats: StrictBool = Field(
+        default=False,
+        description="Each chunk has the usage so far, as in vLLM; needs include_usage.",
+    )
+    include_obfuscation: StrictBool | None = Field(
+        default=None, description="Inert; nothing is added to the chunks."
+    )
+
+    @model_validator(mode="after")
+    def _usage_is_wanted(self) -> StreamOptions:
+        if self.continuous_usage_stats and not self.include_usage:
+            raise refusal("continuous_usage_stats is only with include_usage")
+        return self
+
+
+class PruningOptions(Model):
+    """How the visual tokens that the draft sees are chosen; the answer does not depend on them."""
+
+    strategy: (
+        Literal[
+            "holistic", "attention", "specvlm", "hybrid", "uv", "uniform", "random", "none", "blind"
+        ]
+        | None
+    ) = None
+    ratio: float | None = Field(default=None, ge=0, le=0.99, description="Share that is dropped.")
+    seed: int = Field(default=0, ge=0, lt=2**64, description="Seed of the random strategy.")
+    min_visual_tokens: int | None = Field(
+        default=None, ge=0, lt=2**32, description="Prompts with fewer are not pruned."
+    )
+    spatial_score: Literal["contrast", "variance"] | None = Field(
+        default=None, description="Of holistic and hybrid; the HIPPO paper has variance."
+    )
+    spread: float | None = Field(
+        default=None,
+        ge=0,
+        le=1,
+        description="Share of holistic's kept tokens that is spaced evenly; the HIPPO paper has 0.",
+    )
+    score_layer_share: float | None = Field(
+        default=None,
+        gt=0,
+        le=1,
+        description="Share of the target's layers, from the first on, that score tokens.",
+    )
+    causal_attention: bool | None = Field(
+        default=None,
+        description="Attention is that of all text behind the videos to the tokens before it, as "
+        "in SpecVLM; by default the question's, to visual tokens alone.",
+    )
+    compacted_positions: bool | None = Field(
+        default=None,
+        description="The draft numbers the tokens of a pruned prompt consecutively, as in SpecVLM; "
+        "by default they keep their positions.",
+    )
+
+
+def _draft_length(value: Any, validate: ValidatorFunctionWrapHandler) -> Any:
+    try:
+        return validate(value)
+    except ValidationError:  # has an entry for each type of the union
+        raise refusal(f'expected a number of at least 1, or "auto", not {value!r:.60}') from None
+
+
+class SpeculationOptions(Model):
+    """Options of speculative decoding; the answer does not depend on them."""
+
+    preset: Literal["hippo", "specvlm"] | None = Field(
+        default=None,
+        description="A published system, with all its options; other fields override them. hippo: "
+        "holistic pruning of 0.9 by the published scores, vpsd. specvlm: two-stage pruning of 0.9 "
+        "by causal attention, compacted positions, and serial decoding of a chain (the publication "
+        "decodes a tree of 25 nodes).",
+    )
+    policy: Literal["off", "serial", "vpsd", "adaptive", "optimistic", "conservative"] | None = None
+    gamma: Annotated[
+        Annotated[int, Field(ge=1)] | Literal["auto"] | None, WrapValidator(_draft_length)
+    ] = Field(
+        default=None,
+        description='Draft length of serial and vpsd; "auto": the measured time of a target step '
+        "over that of a draft step.",
+    )
+    max_draft_tokens: int | None = Field(
+        default=None, ge=1, description="Maximum number of draft tokens that one forward verifies."
+    )
+    guesses: bool | None = Field(
+        default=None, description="Whether the draft feeds guesses by n-grams; by default it does."
+    )
+    pruning: PruningOptions = PruningOptions()
+
+
+class ChatCompletionRequest(StructuredFields):
+    """A chat completion request."""
+
+    model_config = ConfigDict(
+        json_schema_extra={
+            "examples": [
+                {
+                    "model": "hippo-demo",
+                    "messages": [
+                        {
+                            "role": "user",
+                            "content": [
+                                {
+                                    "type": "video_url",
+                                    "video_url": {"url": "data:video/mp4;base64,..."},
+                                },
+                                {"type": "text", "text": "Describe the video."},
+                            ],
+                        }
+                    ],
+                    "temperature": 0,
+                    "stream": True,
+                }
+            ]
+        },
+    )
+    neutral: ClassVar[Mapping[str, Neutral]] = REQUEST
+
+    model: str
+    messages: tuple[Message, ...] = Field(min_length=1, max_length=MAX_MESSAGES)
+
+    max_tokens: int | None = Field(default=None, ge=1)
+    max_completion_tokens: int | None = Field(default=None, ge=1)
+    min_tokens: int | None = Field(
+        default=None,
+        ge=0,
+        description="No end token or stop string ends an answer with fewer tokens.",
+    )
+    temperature: float | None = Field(
+        default=None, description="0 is greedy; the default is the operator's, 1 unless changed."
+    )
+    top_p: float | None = Field(
+        default=None, description="The default is the operator's, 1 unless changed."
+    )
+    top_k: int | None = Field(default=None, description="0 or -1 keeps all tokens.")
+    min_p: float | None = None
+    seed: int | None = Field(
+        default=None,
+        ge=-(2**63),
+        lt=2**64,
+        description="By default a random seed is drawn, reported as `hippo.seed`.",
+    )
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    repetition_penalty: float | None = None
+    logit_bias: dict[str, float] | None = None
+    ignore_eos: StrictBool | None = None
+    stop: Annotated[
+        tuple[str, ...],
+        BeforeValidator(
+            lambda value: () if value is None else (value,) if isinstance(value, str) else value,
+            json_schema_input_type=str | list[str] | None,
+        ),
+    ] = Field(default=(), max_length=MAX_STOP_STRINGS)
+    stop_token_ids: tuple[int, ...] | None = Field(default=None, max_length=MAX_STOP_STRINGS)
+
+    n: int | None = Field(
+        default=None,
+        ge=1,
+        strict=True,
+        description="Number of choices, limited by the operator; the first is that of n = 1.",
+    )
+    logprobs: StrictBool | None = Field(
+        default=None,
+        strict=True,  # OpenAI's older completions API takes a number here
+        description="Adds the target's log-probability of each token of the text.",
+    )
+    top_logprobs: int | None = Field(
+        default=None,
+        ge=0,
+        le=MAX_TOP_LOGPROBS,
+        strict=True,
+        description="Number of likeliest tokens added at each place; needs logprobs.",
+    )
+
+    stream: StrictBool | None = None
+    stream_options: StreamOptions | None = None
+    return_token_ids: StrictBool | None = Field(
+        default=None, description="Adds `token_ids` to the choice; in a stream, to its last chunk."
+    )
+    return_timeline: StrictBool | None = Field(
+        default=None, description="Adds `timeline_ms`, every verdict and block, to `hippo`."
+    )
+    return_events: StrictBool | None = Field(
+        default=None,
+        description="Adds `events` to the choices of a stream: what both services did, as it "
+        "happens.",
+    )
+
+    cache_salt: str | None = Field(
+        default=None,
+        max_length=MAX_SALT_LENGTH,
+        description="Requests share cached prompts only if their salts are equal; the answer does "
+        "not depend on it.",
+    )
+    allow_special_tokens: StrictBool | None = Field(
+        default=None,
+        description="Names of control tokens in the texts, such as `<|im_end|>`, become control "
+        "tokens; by default they are text.",
+    )
+    mm_processor_kwargs: MediaProcessing | None = None
+    media_io_kwargs: MediaLoading | None = None
+    speculative: SpeculationOptions | None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _is_object(cls, value: Any) -> Any:
+        if not isinstance(value, dict):
+            raise refusal("the request body must be a JSON object")
+        if value.get("best_of") is not None and value["best_of"] == value.get("n"):
+            return {name: given for name, given in value.items() if name != "best_of"}
+        return value
+
+    @model_validator(mode="after")
+    def _fields_go_together(self) -> ChatCompletionRequest:
+        limits = {self.max_tokens, self.max_completion_tokens} - {None}
+        if len(limits) > 1:
+            raise refusal_of("max_completion_tokens", "and max_tokens differ; give one of them")
+        if self.stream_options is not None and not self.stream:
+            raise refusal_of(
+                "stream_options", "is only for streams; set stream to true or leave it out"
+            )
+        if self.return_events and not self.stream:
+            raise refusal_of(
+                "return_events", "is only for streams; set stream to true or leave it out"
+            )
+        constraint = constrained_by(self)
+        if self.ignore_eos and constraint is not None:
+            raise refusal_of(
+                "ignore_eos", f"is not with {constraint}: the answer ends with its form"
+            )
+        if self.top_logprobs and not self.logprobs:
+            raise refusal_of(
+                "top_logprobs", "is only with logprobs; set logprobs to true or leave it out"
+            )
+        for stop in self.stop:
+            if not 0 < len(stop) <= MAX_STOP_LENGTH:
+                allowed = f"1 to {MAX_STOP_LENGTH} are allowed"
+                raise refusal_of("stop", f"has a string of {len(stop)} characters; {allowed}")
+        return self

@@ -1,0 +1,172 @@
+"""Structured output: which fields of a request constrain its answer, and their grammar.
+
+The gateway tries a grammar before it reads media, with bytes as tokens; the services try it with
+their tokenizer, and compile it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
+
+from llguidance import LLMatcher, grammar_from
+from pydantic import Field, StrictBool, model_validator
+
+from gateway.api.media_schemas import Model, refusal, refusal_of
+from gateway.api.neutral import STRUCTURED_OUTPUTS, Neutral
+from hippo.base.validation import MAX_GRAMMAR_LENGTH
+from hippo.errors import InvalidRequestError
+from hippo.grammars.limits import one_line
+from hippo.grammars.trials import GrammarTrials
+from hippo.types import ModelInfo
+
+if TYPE_CHECKING:
+    from llguidance._lib import JsonCompileOptions
+
+MAX_CHOICES = 1024
+MAX_NAME_LENGTH = 256
+# Where any white space is allowed, some models write it without end. A schema may say otherwise.
+_ON_ONE_LINE: JsonCompileOptions = {
+    "whitespace_flexible": False,
+    "item_separator": ", ?",
+    "key_separator": ": ?",
+}
+
+Schema = dict[str, Any] | str
+ChoiceList = Annotated[tuple[str, ...], Field(min_length=1, max_length=MAX_CHOICES)]
+
+
+class JsonSchemaFormat(Model):
+    """The schema of a response_format."""
+
+    name: str = Field(max_length=MAX_NAME_LENGTH, description="Inert.")
+    description: str | None = Field(default=None, description="Inert.")
+    json_schema: dict[str, Any] = Field(
+        alias="schema", description="A JSON schema, which the answer follows."
+    )
+    strict: StrictBool | None = Field(
+        default=None, description="Inert; every answer follows the schema."
+    )
+
+
+class ResponseFormat(Model):
+    """The form of the answer, as in OpenAI."""
+
+    type: Literal["text", "json_object", "json_schema"]
+    json_schema: JsonSchemaFormat | None = None
+
+    @model_validator(mode="after")
+    def _has_its_schema(self) -> ResponseFormat:
+        if (self.type == "json_schema") != (self.json_schema is not None):
+            raise refusal("json_schema is given with type json_schema, and only with it")
+        return self
+
+
+class StructuredOutputs(Model):
+    """The form of the answer, as in vLLM; one of the fields."""
+
+    neutral: ClassVar[Mapping[str, Neutral]] = STRUCTURED_OUTPUTS
+
+    json_schema: Schema | None = Field(
+        default=None, alias="json", description="A JSON schema, which the answer follows."
+    )
+    json_object: StrictBool | None = Field(default=None, description="Any JSON object.")
+    regex: str | None = Field(default=None, description="The whole answer matches it.")
+    choice: ChoiceList | None = Field(default=None, description="The answer is one of these.")
+
+
+class StructuredFields(Model):
+    """The fields of a chat completion request that constrain its answer; one of them at most."""
+
+    response_format: ResponseFormat | None = Field(
+        default=None, description="Text (the default), a JSON object, or JSON by a schema."
+    )
+    structured_outputs: StructuredOutputs | None = None
+    guided_json: Schema | None = Field(
+        default=None, description="A JSON schema, which the answer follows; vLLM's earlier name."
+    )
+    guided_regex: str | None = Field(
+        default=None, description="The whole answer matches it; vLLM's earlier name."
+    )
+    guided_choice: ChoiceList | None = Field(
+        default=None, description="The answer is one of these; vLLM's earlier name."
+    )
+
+    @model_validator(mode="after")
+    def _one_constrains(self) -> StructuredFields:
+        fields = [field for field, *_ in _constraints(self)]
+        if len(fields) > 1:
+            raise refusal_of(fields[1], f"and {fields[0]} both constrain the answer; give one")
+        return self
+
+
+def constrained_by(request: StructuredFields) -> str | None:
+    """Returns the path of the field that constrains the answer; None if no field does."""
+    return next((field for field, *_ in _constraints(request)), None)
+
+
+async def checked_grammar(request: StructuredFields, trials: GrammarTrials) -> str:
+    """Returns the grammar of the answer; empty: any text.
+
+    Raises InvalidRequestError, with the field as ``param``, for a schema, regular expression or
+    list that is wrong or too costly; OverloadedError and UnavailableError as ``GrammarTrials``.
+    """
+    for field, kind, value in _constraints(request):
+        grammar = await asyncio.to_thread(_grammar, field, kind, value)
+        await trials.check(grammar, field)
+        return grammar
+    return ""
+
+
+def check_support(request: StructuredFields, info: ModelInfo) -> None:
+    """Raises InvalidRequestError if the target service, which ``info`` describes, would ignore the
+    grammar."""
+    field = constrained_by(request)
+    if field is not None and not info.takes_grammars:
+        raise InvalidRequestError(
+            f"{field} is not supported by the target service of {info.name}: it is of an earlier "
+            "release, or llguidance cannot read its tokenizer",
+            param=field,
+        )
+
+
+def _constraints(request: StructuredFields) -> list[tuple[str, str, Any]]:
+    """Returns (path, llguidance's name of the kind, value) of each field that constrains."""
+    given, outputs = request.response_format, request.structured_outputs or StructuredOutputs()
+    schema = None if given is None else given.json_schema
+    is_object = given is not None and given.type == "json_object"
+    found = [
+        ("response_format", "json", {"type": "object"} if is_object else None),
+        ("response_format.json_schema.schema", "json", schema and schema.json_schema),
+        ("structured_outputs.json", "json", outputs.json_schema),
+        (
+            "structured_outputs.json_object",
+            "json",
+            {"type": "object"} if outputs.json_object else None,
+        ),
+        ("structured_outputs.regex", "regex", outputs.regex),
+        ("structured_outputs.choice", "choice", outputs.choice),
+        ("guided_json", "json", request.guided_json),
+        ("guided_regex", "regex", request.guided_regex),
+        ("guided_choice", "choice", request.guided_choice),
+    ]
+    return [(field, kind, value) for field, kind, value in found if value is not None]
+
+
+def _grammar(field: str, kind: Any, value: Any) -> str:
+    text = value if isinstance(value, str) else json.dumps(value)
+    if len(text) > MAX_GRAMMAR_LENGTH:
+        raise InvalidRequestError(
+            f"{field} has {len(text):,} letters; at most {MAX_GRAMMAR_LENGTH:,} are allowed",
+            param=field,
+        )
+    try:
+        if kind == "json":
+            return LLMatcher.grammar_from_json_schema(text, defaults=_ON_ONE_LINE)
+        return grammar_from(kind, text)
+    except (ValueError, RecursionError) as error:
+        raise InvalidRequestError(
+            f"{field} cannot be used: {one_line(str(error))}", param=field
+        ) from None

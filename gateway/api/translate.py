@@ -1,0 +1,211 @@
+"""Translates a request's fields to the services' protocol, and the fields named in the services'
+errors back to the client's names."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+import secrets
+from collections.abc import Collection
+from dataclasses import replace
+
+from gateway.api import media_fields
+from gateway.api.schemas import ChatCompletionRequest
+from gateway.api.speculation import given_or
+from gateway.api.structured import constrained_by
+from gateway.common.config import GatewaySettings
+from hippo.base.validation import validate_sampling
+from hippo.errors import ContextLengthError, InvalidRequestError, MediaError
+from hippo.types import (
+    ChatMessage,
+    ContentPart,
+    MediaPart,
+    ModelInfo,
+    OpenRequest,
+    Pruning,
+    SamplingParams,
+    TextPart,
+)
+
+_MOST_DIGITS = 10  # digits of a token id
+# Drawn seeds are exact as a double, so that every JSON reader can send them back.
+_SEED_BITS = 53
+
+
+def _chat_messages(request: ChatCompletionRequest) -> tuple[ChatMessage, ...]:
+    """Returns the conversation, with the media numbered in order."""
+    messages = []
+    num_media = 0
+    for i, message in enumerate(request.messages):
+        parts: list[ContentPart] = []
+        for part in message.content:
+            if part.media is None:
+                parts.append(TextPart(part.text or ""))
+            else:
+                parts.append(MediaPart(num_media))
+                num_media += 1
+        if not parts:
+            raise InvalidRequestError("the message is empty", param=f"messages.{i}.content")
+        role = "system" if message.role == "developer" else message.role
+        messages.append(ChatMessage(role=role, content=tuple(parts)))
+    return tuple(messages)
+
+
+def _sampling_params(
+    request: ChatCompletionRequest, info: ModelInfo, settings: GatewaySettings
+) -> SamplingParams:
+    """Returns the validated parameters of the token rule; a checkpoint's generation configuration
+    is not used."""
+    neutral = SamplingParams(temperature=settings.default_temperature, top_p=settings.default_top_p)
+    # A request without a seed gets a random one; negative seeds wrap as 64-bit integers.
+    seed = secrets.randbits(_SEED_BITS) if request.seed is None else request.seed % 2**64
+    biases = []
+    for key, bias in (request.logit_bias or {}).items():
+        if not (key.isdecimal() and len(key) <= _MOST_DIGITS):
+            shown = key if len(key) <= 40 else key[:37] + "..."
+            raise InvalidRequestError(
+                f"logit_bias names token {shown!r}; token ids are whole numbers", param="logit_bias"
+            )
+        biases.append((int(key), bias))
+    params = SamplingParams(
+        temperature=given_or(request.temperature, neutral.temperature),
+        top_k=0 if request.top_k in (None, -1) else request.top_k,
+        top_p=given_or(request.top_p, neutral.top_p),
+        min_p=given_or(request.min_p, neutral.min_p),
+        repetition_penalty=given_or(request.repetition_penalty, neutral.repetition_penalty),
+        presence_penalty=given_or(request.presence_penalty, neutral.presence_penalty),
+        frequency_penalty=given_or(request.frequency_penalty, neutral.frequency_penalty),
+        logit_bias=tuple(biases),
+        seed=seed,
+        min_tokens=given_or(request.min_tokens, neutral.min_tokens),
+    )
+    validate_sampling(params, num_token_ids=info.num_token_ids)
+    return params
+
+
+def open_request(
+    request: ChatCompletionRequest,
+    *,
+    request_id: str,
+    pruning: Pruning,
+    info: ModelInfo,
+    settings: GatewaySettings,
+    owner: str | None = None,
+    client: str = "",
+    grammar: str = "",
+    without_guesses: bool = False,
+) -> OpenRequest:
+    """Returns the first message for both services, without the media and the coordinator's pace.
+
+    ``owner`` is the name of its API key, ``client`` who waits for turns with others, and
+    ``grammar`` its own, checked. Raises InvalidRequestError, which names the field at fault.
+    """
+    sampling = replace(_sampling_params(request, info, settings), grammar=grammar)
+    max_tokens, is_default = _max_tokens(request, info, settings)
+    if sampling.min_tokens > max_tokens:
+        what = "this server's default limit" if is_default else _limit_field(request)
+        raise InvalidRequestError(
+            f"min_tokens is {sampling.min_tokens}, more than {what} ({max_tokens})",
+            param="min_tokens",
+        )
+    return OpenRequest(
+        request_id=request_id,
+        messages=_chat_messages(request),
+        media=(),
+        sampling=sampling,
+        frame_plan=media_fields.frame_plan(request),
+        pruning=pruning,
+        max_tokens=max_tokens,
+        end_token_ids=_end_token_ids(request, info),
+        cache_salt=own_salt(request.cache_salt or "", None if settings.share_caches else owner),
+        num_top_logprobs=(request.top_logprobs or 0) if request.logprobs else None,
+        without_guesses=without_guesses,
+        is_max_tokens_default=is_default,
+        allow_special_tokens=bool(request.allow_special_tokens),
+        client=client,
+    )
+
+
+def own_salt(salt: str, owner: str | None) -> str:
+    """Returns a client's ``salt`` as the services get it: no two keys have the same."""
+    return salt if owner is None else hashlib.sha256(repr((owner, salt)).encode()).hexdigest()
+
+
+def num_choices(request: ChatCompletionRequest, settings: GatewaySettings) -> int:
+    """Returns the number of choices. Raises InvalidRequestError above the operator's limit."""
+    count = request.n or 1
+    if count > settings.max_choices:
+        raise InvalidRequestError(
+            f"n is {count}; this server gives at most {settings.max_choices} choices", param="n"
+        )
+    return count
+
+
+def choice_requests(request: OpenRequest, count: int) -> list[OpenRequest]:
+    """Returns one request per choice; they differ in the choice index."""
+    return [
+        replace(request, sampling=replace(request.sampling, choice_index=index))
+        for index in range(count)
+    ]
+
+
+def in_clients_words(
+    error: InvalidRequestError, request: ChatCompletionRequest
+) -> InvalidRequestError:
+    """Returns a service's error with the client's name of the field at fault in its message and
+    ``param``."""
+    items = [field for field, *_ in media_fields.media_parts(request)]
+    if isinstance(error, MediaError) and error.param is None and len(items) == 1:
+        return MediaError(error.message, param=items[0])
+    places = {f"media[{index}]": field for index, field in enumerate(items)}
+    if error.param in places:
+        return type(error)(error.message, param=places[error.param])
+    names = {
+        "max_tokens": _limit_field(request),
+        "sampling.grammar": constrained_by(request) or "response_format",
+        **media_fields.frame_fields(request),
+    }
+    if error.param not in names:
+        return error
+    pattern = r"(?<![\w.])" + re.escape(error.param) + r"(?!\w)"
+    name = names[error.param]
+    return type(error)(re.sub(pattern, name, error.message), param=name)
+
+
+def _max_tokens(
+    request: ChatCompletionRequest, info: ModelInfo, settings: GatewaySettings
+) -> tuple[int, bool]:
+    """Returns the token limit, and whether it is the operator's default.
+
+    The services, which know the prompt's length, reduce a default that does not fit the context.
+    """
+    given = request.max_completion_tokens or request.max_tokens
+    if given is None:
+        return min(settings.default_max_tokens, info.max_context_length // 2), True
+    if given > info.max_context_length:
+        name = _limit_field(request)
+        raise ContextLengthError(
+            f"{name} is {given}; {info.name} takes {info.max_context_length} tokens, prompt "
+            f"and completion together: lower {name}, or start the services with a larger "
+            "--max-context-length",
+            param=name,
+        )
+    return given, False
+
+
+def _end_token_ids(request: ChatCompletionRequest, info: ModelInfo) -> tuple[int, ...]:
+    ends: Collection[int] = () if request.ignore_eos else info.end_token_ids
+    given = request.stop_token_ids or ()
+    for token_id in given:
+        if not 0 <= token_id < info.num_token_ids:
+            raise InvalidRequestError(
+                f"stop_token_ids names token {token_id}; token ids are 0 to "
+                f"{info.num_token_ids - 1}",
+                param="stop_token_ids",
+            )
+    return tuple(dict.fromkeys((*ends, *given)))
+
+
+def _limit_field(request: ChatCompletionRequest) -> str:
+    """Returns which of OpenAI's two names for the token limit the client has used."""
+    return "max_tokens" if request.max_completion_tokens is None else "max_completion_tokens"

@@ -1,0 +1,1 @@
+"""What all parts of the gateway know."""

@@ -1,0 +1,1 @@
+"""The bytes of videos and images: fetched, uploaded or read."""

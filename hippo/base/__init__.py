@@ -1,0 +1,1 @@
+"""The plain base: settings, logs, files, tasks and processes; no torch, no gRPC."""

@@ -1,0 +1,217 @@
+"""Reads a model's shape from its configuration alone; standard library only."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from hippo.catalog.public_models import PUBLIC_CONFIGS, TOWERS
+from hippo.catalog.sizes import Experts, ModelShape
+from hippo.errors import InvalidRequestError
+
+# Of the publishers' quantised repositories: bits of a weight in memory, scales included.
+_FORMS = {"-AWQ": 4.4, "-GPTQ-Int4": 4.2, "-GPTQ-Int8": 8.2}
+
+WIDER_THAN_NESTED = 1.0  # 16 bits for the scale of 64 weights instead of 8: see wider_scales
+
+
+def find_shape(name: str, *, layer_bits: float | None = None) -> ModelShape:
+    """Returns the shape of a public model, or of a folder with config.json.
+
+    A public model may have the suffix of a quantised form ("-AWQ"). ``layer_bits`` is
+    ModelShape.layer_bits; by default that of the form, or of a quantised folder's weight files, and
+    otherwise weights are not needed. Raises InvalidRequestError for another name, for an
+    unsupported architecture, and if a quantised folder has no weight files.
+    """
+    form = next((form for form in _FORMS if name.endswith(form)), "")
+    if (plain := name.removesuffix(form)) in PUBLIC_CONFIGS:
+        bits = _FORMS.get(form) if layer_bits is None else layer_bits
+        return replace(shape_of(name, PUBLIC_CONFIGS[plain]), layer_bits=bits)
+    folder = Path(name).expanduser()
+    path = folder / "config.json"
+    try:
+        config = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise InvalidRequestError(
+            f"{name!r} is neither a folder with config.json nor one of "
+            f"{', '.join(PUBLIC_CONFIGS)} (or one of these with {', '.join(_FORMS)})"
+        ) from None
+    except (OSError, ValueError) as error:
+        raise InvalidRequestError(f"{path} cannot be read: {error}") from None
+    shape = shape_of(folder.resolve().name, config)
+    if layer_bits is None and is_kept_quantized(config):
+        stored = sum(file.stat().st_size for file in folder.glob("*.safetensors"))
+        if not stored:
+            raise InvalidRequestError(
+                f"{name} is quantised, and has no weight files to tell its size: give "
+                "--weights-bits"
+            )
+        others = shape.num_parameters - shape.num_shared_parameters
+        layer_bits = 8 * (stored - 2 * others) / shape.num_shared_parameters
+        layer_bits += wider_scales(config) / 8
+    return replace(shape, layer_bits=layer_bits)
+
+
+def quantization_settings(config: Mapping[str, Any]) -> dict[str, Any] | None:
+    """Returns a config.json's settings of quantised weights; None: it has plain weights."""
+    text = config.get("text_config") or {}
+    settings: dict[str, Any] | None = (
+        config.get("quantization_config") or text.get("quantization_config") or None
+    )
+    return settings
+
+
+def is_kept_quantized(config: Mapping[str, Any]) -> bool:
+    """Whether a GPU that multiplies FP8 keeps a config.json's weights quantised in memory; of
+    compressed-tensors' forms FP8 is, and integers that hippo's kernels multiply."""
+    settings = quantization_settings(config)
+    if settings is not None and settings.get("quant_method") == "awq":
+        return has_packable_groups(settings.get("group_size", 128)) and has_packable_sizes(config)
+    if settings is None or settings.get("quant_method") != "compressed-tensors":
+        return settings is not None
+    kinds = {(each.get("type"), each.get("num_bits")) for each in _quantized_weights(settings)}
+    return kinds == {("float", 8)} or has_packable_integers(config)
+
+
+def has_packable_integers(config: Mapping[str, Any]) -> bool:
+    """Whether hippo.models.quantized.packed has kernels for the weights of a config.json with
+    integers of compressed-tensors: symmetric, in 4 bits with a scale for 64 columns or a multiple
+    of it, or in 8 bits with a scale for each row."""
+    settings = quantization_settings(config) or {}
+    groups = _quantized_weights(settings)
+    if len(groups) != 1 or groups[0].get("type", "int") != "int":
+        return False
+    (weights,) = groups
+    # transformers makes layers for packed integers only if the checkpoint says that it has them.
+    if not weights.get("symmetric", True) or settings.get("quantization_status") != "compressed":
+        return False
+    kind = (settings.get("format"), weights.get("num_bits"), weights.get("strategy"))
+    if kind == ("pack-quantized", 4, "group"):
+        size = int(weights.get("group_size") or 0)
+        is_ordered = weights.get("actorder") not in ("group", "dynamic")
+        is_even = size > 0 and not any(width % size for width in column_counts(config))
+        return is_ordered and has_packable_groups(size) and is_even
+    return kind in (("pack-quantized", 4, "channel"), ("int-quantized", 8, "channel"))
+
+
+def wider_scales(config: Mapping[str, Any]) -> float:
+    """Returns how many bytes more the scales and zero points of 64 weights take in
+    hippo.models.quantized.packed than stored; the config.json has a form that the kernels
+    multiply."""
+    settings = quantization_settings(config) or {}
+    if settings.get("quant_method") == "awq":
+        return 3 - 2.5 * _groups_of_64(settings.get("group_size", 128))
+    if settings.get("quant_method") == "bitsandbytes":
+        return WIDER_THAN_NESTED if settings.get("bnb_4bit_use_double_quant") else 0.0
+    for weights in _quantized_weights(settings):
+        if weights.get("type", "int") == "int" and weights.get("num_bits") == 4:
+            return 2 - 2 * _groups_of_64(weights.get("group_size") or -1)
+    return 0.0
+
+
+def _groups_of_64(group_size: int) -> float:
+    """Returns how many groups 64 columns have; -1: a group has all columns of a row."""
+    return 0.0 if group_size == -1 else 64 / group_size
+
+
+def has_packable_groups(group_size: int) -> bool:
+    """Whether the kernels have scales for so many columns; -1: one for all columns."""
+    return group_size == -1 or group_size % 64 == 0
+
+
+def has_packable_sizes(config: Mapping[str, Any]) -> bool:
+    """Whether the layers of a config.json have the sizes that hippo.models.quantized.packed
+    needs."""
+    shape = shape_of("", config)
+    keys = shape.num_kv_heads * shape.head_dim
+    joined = shape.num_heads * shape.head_dim + 2 * keys
+    has_rows = keys % 16 == joined % 32 == shape.hidden_size % 32 == 0
+    return has_rows and not any(width % 64 for width in column_counts(config))
+
+
+def column_counts(config: Mapping[str, Any]) -> tuple[int, ...]:
+    """Returns the numbers of columns of a layer's weights."""
+    shape = shape_of("", config)
+    return shape.hidden_size, shape.mlp_width, shape.num_heads * shape.head_dim
+
+
+def _quantized_weights(settings: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Returns how each of compressed-tensors' groups of layers has its weights."""
+    groups = (settings.get("config_groups") or {}).values()
+    return [group.get("weights") or {} for group in groups]
+
+
+def shape_of(name: str, config: Mapping[str, Any]) -> ModelShape:
+    """Reads a config.json; raises InvalidRequestError if it is unsupported or incomplete."""
+    family = config.get("model_type")
+    if family not in TOWERS:
+        raise InvalidRequestError(
+            f"{name} is of architecture {family!r}; supported: {', '.join(sorted(TOWERS))}"
+        )
+    try:
+        return _shape(name, config)
+    except KeyError as error:
+        raise InvalidRequestError(f"the configuration of {name} lacks {error}") from None
+
+
+def _shape(name: str, config: Mapping[str, Any]) -> ModelShape:
+    text = config.get("text_config") or config  # flat in older repositories
+    width, num_layers = text["hidden_size"], text["num_hidden_layers"]
+    num_heads, num_kv_heads = text["num_attention_heads"], text["num_key_value_heads"]
+    head_dim = text.get("head_dim") or width // num_heads
+    kind = text.get("model_type") or config["model_type"]
+    # In older families the text model's setting counts, if there is one.
+    places = (config, text) if kind.startswith("qwen3_vl") else (text, config)
+    is_tied = next((d["tie_word_embeddings"] for d in places if "tie_word_embeddings" in d), False)
+    attention = 2 * width * head_dim * (num_heads + num_kv_heads)
+    experts = find_experts(text)
+    num_dense = num_layers - (experts.num_layers if experts else 0)
+    mlp = text["intermediate_size"] if num_dense else 0
+    products = num_layers * attention + 3 * width * num_dense * mlp
+    routers = 0
+    if experts:
+        each = 3 * width * experts.width
+        products += experts.num_layers * experts.num_experts * each
+        routers = experts.num_layers * experts.num_experts * width
+    others = 2 * width  # norms, and below norms of heads, and biases of queries, keys and values
+    if kind.startswith("qwen3"):
+        others += 2 * head_dim
+    elif kind.startswith(("qwen2", "llava_onevision", "internvl")):  # Qwen2 if nothing else is said
+        others += head_dim * (num_heads + 2 * num_kv_heads)
+    embeddings = text["vocab_size"] * width * (1 if is_tied else 2)
+    tower = TOWERS[config["model_type"]](config["vision_config"], width)
+    return ModelShape(
+        name=name,
+        num_parameters=(
+            embeddings + products + routers + num_layers * others + width + tower.num_parameters
+        ),
+        num_shared_parameters=products,
+        num_head_parameters=text["vocab_size"] * width,
+        is_tied=is_tied,
+        num_layers=num_layers,
+        hidden_size=width,
+        num_heads=num_heads,
+        num_kv_heads=num_kv_heads,
+        head_dim=head_dim,
+        mlp_width=mlp,
+        tower=tower,
+        experts=experts,
+    )
+
+
+def find_experts(text: Mapping[str, Any]) -> Experts | None:
+    """Returns the mixtures of experts of a text model's configuration; None: it has none.
+
+    The number of experts has another name where transformers has saved the configuration.
+    """
+    count = text.get("num_experts") or text.get("num_local_experts")
+    if not count:
+        return None
+    step, dense = text.get("decoder_sparse_step", 1), text.get("mlp_only_layers") or ()
+    layers = range(text["num_hidden_layers"])
+    num_layers = sum((index + 1) % step == 0 and index not in dense for index in layers)
+    chosen, width = text["num_experts_per_tok"], text["moe_intermediate_size"]
+    return Experts(num_layers, count, chosen, width) if num_layers else None

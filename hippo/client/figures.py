@@ -1,0 +1,138 @@
+"""Figures of answers: means with intervals, percentiles, a row per system."""
+
+from __future__ import annotations
+
+import math
+import random
+import statistics
+from collections.abc import Sequence
+from typing import Any
+
+from hippo.client.answers import Answer
+from hippo.client.latency import Record
+
+Row = dict[str, Any]
+
+_NUM_RESAMPLES = 2000
+
+
+def spread(values: Sequence[float]) -> dict[str, float]:
+    """Returns mean, 95 % bootstrap interval and range of the values, to four decimals.
+
+    Raises ValueError for no values.
+    """
+    if not values:
+        raise ValueError("no values to summarise")
+    rng = random.Random(0)
+    means = sorted(
+        statistics.fmean(rng.choices(values, k=len(values))) for _ in range(_NUM_RESAMPLES)
+    )
+    found = {
+        "mean": statistics.fmean(values),
+        "low": means[int(0.025 * _NUM_RESAMPLES)],
+        "high": means[int(0.975 * _NUM_RESAMPLES) - 1],
+        "minimum": min(values),
+        "maximum": max(values),
+    }
+    return {name: round(value, 4) for name, value in found.items()}
+
+
+def percentile(values: Sequence[float], share: float) -> float:
+    """Returns the smallest value that at least ``share`` of the values do not exceed.
+
+    This is the nearest-rank method. Raises ValueError for no values.
+    """
+    if not values:
+        raise ValueError("no values to take a percentile of")
+    ordered = sorted(values)
+    return ordered[max(math.ceil(share * len(ordered)), 1) - 1]
+
+
+def summarise(records: Sequence[Record]) -> list[Row]:
+    """Returns a row per system, in the order of measurement, with spreads over questions."""
+    rows = []
+    for name in dict.fromkeys(record.system for record in records):
+        chosen = [record for record in records if record.system == name]
+
+        def mean(key: str, chosen: Sequence[Record] = chosen) -> float | None:
+            return _mean([record.figures.get(key) for record in chosen])
+
+        def timing(key: str, chosen: Sequence[Record] = chosen) -> float | None:
+            return _mean([record.figures["timings_ms"].get(key) for record in chosen])
+
+        rows.append(
+            {
+                "system": name,
+                "num_clips": len({record.clip for record in chosen}),
+                "num_answers": len(chosen),
+                "tokens_per_answer": statistics.fmean(r.answer.num_tokens for r in chosen),
+                "decode_speedup": spread([r.decode_speedup for r in chosen]),
+                "end_to_end_speedup": spread([r.end_to_end_speedup for r in chosen]),
+                "decode_ms_per_token": statistics.fmean(
+                    1e3 * r.answer.decode_s_per_token for r in chosen
+                ),
+                "ttft_ms": statistics.fmean(1e3 * r.answer.ttft_s for r in chosen),
+                "num_equal": sum(r.is_equal for r in chosen),
+                "mean_tokens_per_forward": mean("mean_tokens_per_forward"),
+                "mean_run_length": mean("mean_run_length"),
+                "acceptance_rate": mean("acceptance_rate"),
+                "target_step_ms": timing("target_step"),
+                "draft_step_ms": timing("draft_step"),
+                "target_wait_ms": timing("target_wait"),
+                "draft_wait_ms": timing("draft_wait"),
+                "dropped_tokens": mean("num_dropped_tokens"),
+                "transport_ms_per_round": timing("transport_per_round"),
+            }
+        )
+    return rows
+
+
+def notes_on(records: Sequence[Record]) -> list[str]:
+    """Returns sentences on unequal answers, and on answers in which no draft took part."""
+    notes = []
+    if unequal := sum(not record.is_equal for record in records):
+        notes.append(
+            f"{unequal} of {len(records)} answers differ from target-only's: expected in "
+            "bfloat16 at times, never in float32"
+        )
+    problems = dict.fromkeys(
+        record.figures["draft_problem"]
+        for record in records
+        if record.figures["policy"] != "off" and not record.figures["draft_used"]
+    )
+    notes += [f"no draft took part in some answers: {each}" for each in problems if each]
+    return notes
+
+
+def summarise_alone(name: str, answers: Sequence[Answer]) -> Row:
+    """Returns a row for any server, with times on the client's clock."""
+    return {
+        "system": name,
+        "num_answers": len(answers),
+        "tokens_per_answer": statistics.fmean(answer.num_tokens for answer in answers),
+        "ttft_ms": spread([1e3 * answer.ttft_s for answer in answers]),
+        "ms_per_token": spread([1e3 * answer.tpot_s for answer in answers]),
+        "end_to_end_ms": spread([1e3 * answer.end_to_end_s for answer in answers]),
+        "tokens_per_s": spread([answer.num_tokens / answer.end_to_end_s for answer in answers]),
+        "num_cached_tokens": _mean([answer.num_cached_tokens for answer in answers]),
+        "counted_by": sorted({answer.counted_by for answer in answers}),
+    }
+
+
+def distributions(answers: Sequence[Answer]) -> dict[str, list[float]]:
+    """Returns the answers' times in milliseconds, by the label of their axis."""
+    return {
+        "ms to the first token": [1e3 * each.ttft_s for each in answers],
+        "ms a token after it": [1e3 * each.tpot_s for each in answers],
+        "ms end to end": [1e3 * each.end_to_end_s for each in answers],
+    }
+
+
+def share(part: float | None, whole: float | None) -> float | None:
+    """Returns ``part / whole``; None if ``part`` is None or ``whole`` is None or 0."""
+    return part / whole if part is not None and whole else None
+
+
+def _mean(values: Sequence[float | None]) -> float | None:
+    numbers = [float(value) for value in values if value is not None]
+    return statistics.fmean(numbers) if numbers else None

@@ -1,0 +1,1 @@
+"""The commands of ``hippo`` that serve nobody."""

@@ -1,0 +1,381 @@
+"""``hippo sizes``: computes the memory that a pair needs, and the devices that it fits on."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from hippo.catalog.shapes import find_shape
+from hippo.catalog.sizes import (
+    CACHE_BYTES,
+    DEVICE_BYTES,
+    GIB,
+    PROCESS_BYTES,
+    RESERVED_BYTES,
+    USED_SHARE,
+    Memory,
+    ModelShape,
+    memory_of,
+    most_slots,
+)
+from hippo.errors import InvalidRequestError
+from hippo.models.interface.context import pruned_cache_tokens
+
+_MOST_DEVICES = 8
+_PAIRS = (
+    ("Qwen/Qwen2-VL-7B-Instruct", "Qwen/Qwen2-VL-2B-Instruct"),
+    ("Qwen/Qwen2-VL-72B-Instruct", "Qwen/Qwen2-VL-7B-Instruct"),
+    ("Qwen/Qwen2.5-VL-7B-Instruct", "Qwen/Qwen2.5-VL-3B-Instruct"),
+    ("Qwen/Qwen2.5-VL-32B-Instruct", "Qwen/Qwen2.5-VL-7B-Instruct"),
+    ("Qwen/Qwen2.5-VL-72B-Instruct", "Qwen/Qwen2.5-VL-7B-Instruct"),
+    ("Qwen/Qwen3-VL-8B-Instruct", "Qwen/Qwen3-VL-2B-Instruct"),
+    ("Qwen/Qwen3-VL-32B-Instruct", "Qwen/Qwen3-VL-4B-Instruct"),
+    ("Qwen/Qwen3-VL-30B-A3B-Instruct", "Qwen/Qwen3-VL-2B-Instruct"),
+    ("llava-hf/llava-onevision-qwen2-7b-ov-hf", "llava-hf/llava-onevision-qwen2-0.5b-ov-hf"),
+    ("llava-hf/llava-onevision-qwen2-72b-ov-hf", "llava-hf/llava-onevision-qwen2-7b-ov-hf"),
+    ("OpenGVLab/InternVL3_5-8B-HF", "OpenGVLab/InternVL3_5-1B-HF"),
+    ("OpenGVLab/InternVL3_5-38B-HF", "OpenGVLab/InternVL3_5-2B-HF"),
+)
+
+HELP = "work out the memory that a pair takes"
+DESCRIPTION = "Works out the memory of weights and cache, and on which devices it fits."
+EXAMPLES = """\
+examples:
+  hippo sizes --target Qwen/Qwen2.5-VL-32B-Instruct --draft Qwen/Qwen2.5-VL-7B-Instruct
+  hippo sizes --target Qwen/Qwen2.5-VL-72B-Instruct --frames 128 --concurrency 8
+  hippo sizes --target Qwen/Qwen2.5-VL-72B-Instruct-AWQ
+  hippo sizes --target Qwen/Qwen2.5-VL-72B-Instruct --weights-bits 4.25     nf4
+  hippo sizes --target /models/my-target --device-memory 24,48
+  hippo sizes --target Qwen/Qwen2.5-VL-3B-Instruct --cpu  the memory of a CPU's services
+  hippo sizes --all --markdown                            the table of docs/operations.md
+
+Nothing is loaded or downloaded: shapes come from a table of public configurations, or from the
+config.json of a folder.
+"""
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Adds the options of this command to ``parser``."""
+    models = parser.add_mutually_exclusive_group(required=True)
+    models.add_argument("--target", metavar="MODEL", help="public name, or folder with config.json")
+    models.add_argument("--all", action="store_true", help="the pairs of the table")
+    parser.add_argument("--draft", metavar="MODEL", help="public name or folder of the draft")
+    parser.add_argument(
+        "--weights-bits",
+        type=float,
+        metavar="BITS",
+        help="of a weight in the target's layers if they are quantised, scales included: AWQ "
+        "4.4, GPTQ 4.2, nf4 4.25, int8 and FP8 8 (default: 16, or by the model's name or files)",
+    )
+    parser.add_argument("--frames", type=int, default=64, help="of a video (default: %(default)s)")
+    parser.add_argument(
+        "--frame-size",
+        metavar="WxH",
+        help="pixels of a frame as the model sees it (default: 448x448; Qwen-VL only)",
+    )
+    parser.add_argument(
+        "--text-tokens", type=int, default=256, help="of the question (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--max-tokens", type=int, default=512, help="of the answer (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--concurrency", type=int, default=4, help="sequences at once (default: %(default)s)"
+    )
+    where = parser.add_mutually_exclusive_group()
+    where.add_argument(
+        "--device-memory",
+        default=",".join(map(str, DEVICE_BYTES)),
+        metavar="GB,...",
+        help="devices by the size they are sold under (default: %(default)s)",
+    )
+    where.add_argument(
+        "--cpu",
+        action="store_true",
+        help="of services on a CPU: counts also the packed copy of a tied head, frames of earlier "
+        "media and the process; the cache is in float32, as on a processor without AMX",
+    )
+    form = parser.add_mutually_exclusive_group()
+    form.add_argument("--json", action="store_true", help="one JSON object")
+    form.add_argument("--markdown", action="store_true", help="a table for a document")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Prints the table; returns the exit code."""
+    plan = _Plan(
+        num_frames=arguments.frames,
+        frame_size=_frame_size(arguments.frame_size),
+        num_other_tokens=arguments.text_tokens + arguments.max_tokens,
+        num_slots=arguments.concurrency,
+        devices={} if arguments.cpu else _devices(arguments.device_memory),
+        is_cpu=arguments.cpu,
+        weights_bits=arguments.weights_bits,
+    )
+    if arguments.all and arguments.draft:
+        raise InvalidRequestError("--all has its own drafts: leave --draft out")
+    pairs: Sequence[tuple[str, str | None]] = (
+        _PAIRS if arguments.all else ((arguments.target, arguments.draft),)
+    )
+    rows = [row for target, draft in pairs for row in _rows(target, draft, plan)]
+    if arguments.json:
+        _print_json(rows, plan)
+    elif arguments.markdown:
+        Console(soft_wrap=True).print("\n".join(_markdown(rows, plan)), markup=False)
+    else:
+        _print_table(rows, plan)
+    return 0
+
+
+@dataclass(frozen=True, slots=True)
+class _Plan:
+    """The workload to compute memory for."""
+
+    num_frames: int
+    frame_size: tuple[int, int] | None
+    num_other_tokens: int
+    num_slots: int
+    devices: dict[int, int]  # bytes by the size in the name; none for a CPU
+    is_cpu: bool
+    weights_bits: float | None  # of the target's layers; None: 16, or by name or files
+
+    def __post_init__(self) -> None:
+        if self.weights_bits is not None and not 1 <= self.weights_bits <= 16:
+            raise InvalidRequestError("--weights-bits must be 1 to 16")
+        if self.num_slots < 1 or self.num_other_tokens < 1:
+            raise InvalidRequestError("--concurrency and the tokens must be at least 1")
+
+    @property
+    def cache_each(self) -> int:
+        """Bytes of a number in the cache."""
+        return 4 if self.is_cpu else 2
+
+    def memory_of(self, shape: ModelShape, num_tokens: int, cache_tokens: int) -> Memory:
+        """Returns the memory of all slots on one device."""
+        return memory_of(
+            shape,
+            num_tokens=num_tokens,
+            num_slots=self.num_slots,
+            cache_tokens=cache_tokens,
+            cache_each=self.cache_each,
+            packs_weights=self.is_cpu,
+            media_cache_bytes=None if self.is_cpu else 0,
+            process_bytes=PROCESS_BYTES if self.is_cpu else 0,
+        )
+
+    def num_tokens(self, shape: ModelShape) -> int:
+        """Returns the tokens of prompt and answer, rounded up to a multiple of 256."""
+        visual = shape.num_visual_tokens(self.num_frames, self.frame_size)
+        return math.ceil((visual + self.num_other_tokens) / 256) * 256
+
+
+@dataclass(frozen=True, slots=True)
+class _Row:
+    """One model of a pair."""
+
+    role: str
+    shape: ModelShape
+    num_tokens: int
+    cache_tokens: int  # of a slot
+    whole: Memory  # on one device
+    unpruned: Memory  # ``whole`` if slots cached the whole context
+    fits: dict[int, _Fit]
+
+
+@dataclass(frozen=True, slots=True)
+class _Fit:
+    """How a model fits on devices of one size; ``num_devices`` is 0 if it does not fit."""
+
+    num_devices: int
+    most_slots: int
+
+
+def _rows(target: str, draft: str | None, plan: _Plan) -> Iterator[_Row]:
+    for role, name in (("target", target), ("draft", draft)):
+        if name is None:
+            continue
+        shape = find_shape(name, layer_bits=plan.weights_bits if role == "target" else None)
+        num_tokens = plan.num_tokens(shape)
+        cache_tokens = pruned_cache_tokens(num_tokens) if role == "draft" else num_tokens
+        counts = [n for n in range(1, _MOST_DEVICES + 1) if role == "target" or n == 1]
+        fits = {
+            size: _fit(shape, num_bytes, num_tokens, cache_tokens, plan.num_slots, counts)
+            for size, num_bytes in plan.devices.items()
+        }
+        whole, unpruned = (
+            plan.memory_of(shape, num_tokens, cached) for cached in (cache_tokens, num_tokens)
+        )
+        yield _Row(role, shape, num_tokens, cache_tokens, whole, unpruned, fits)
+
+
+def _fit(
+    shape: ModelShape,
+    device_bytes: int,
+    num_tokens: int,
+    cache_tokens: int,
+    num_slots: int,
+    counts: Sequence[int],
+) -> _Fit:
+    """Returns the fewest devices that hold the model and all its slots."""
+    for count in counts:
+        if not shape.can_divide(count):
+            continue
+        slots = most_slots(
+            shape,
+            device_bytes,
+            num_tokens=num_tokens,
+            cache_tokens=cache_tokens,
+            num_devices=count,
+        )
+        if slots >= num_slots:
+            return _Fit(count, slots)
+    return _Fit(0, 0)
+
+
+def _show(fit: _Fit) -> str:
+    if not fit.num_devices:
+        return "no"
+    return f"{fit.num_devices} x, {fit.most_slots} slots"
+
+
+def _cells(row: _Row, plan: _Plan) -> list[str]:
+    whole = row.whole
+    return [
+        row.role,
+        row.shape.name,
+        f"{whole.weights / GIB:.1f}",
+        f"{row.shape.cache_bytes(1, bytes_each=plan.cache_each) / 1024:.0f}",
+        f"{row.num_tokens:,}",
+        f"{row.cache_tokens:,}",
+        f"{whole.work / GIB:.1f}",
+        f"{whole.total / GIB:.1f}",
+        *map(_show, row.fits.values()),
+    ]
+
+
+def _headings(plan: _Plan) -> list[str]:
+    return [
+        "role", "model", "weights, GiB", "cache per token, KiB", "context, tokens",
+        "cached of it", "work, GiB",
+        f"total for {plan.num_slots} slots, GiB",
+        *(f"{size} GB devices" for size in plan.devices),
+    ]  # fmt: skip
+
+
+def _note(plan: _Plan) -> str:
+    size = "448x448" if plan.frame_size is None else "{}x{}".format(*plan.frame_size)
+    quantized = ""
+    if plan.weights_bits is not None:
+        quantized = f", the target's layers in {plan.weights_bits:g} bits a weight"
+    workload = (
+        f"bfloat16{quantized}; {plan.num_frames} frames (Qwen-VL: of {size}), "
+        f"{plan.num_other_tokens} tokens of question and answer, "
+        f"{plan.num_slots} sequences at once; "
+    )
+    if plan.is_cpu:
+        return (
+            f"{workload}on a CPU, with the packed copy of a tied head and the cache in float32; "
+            f"the total includes {PROCESS_BYTES / 1e6:.0f} MB of Python's libraries and twice "
+            f"{CACHE_BYTES // 1_000_000} MB (or one context) for features and frames of earlier "
+            "media; a draft caches what a pruned prompt needs"
+        )
+    return (
+        f"{workload}a draft caches what a pruned prompt needs; the devices that are needed also "
+        f"have room for {1 - USED_SHARE:.0%} of what the weights leave free, "
+        f"{CACHE_BYTES // 1_000_000} MB (or one context) for features of earlier media, "
+        f"{RESERVED_BYTES // GIB} GiB of each device for the driver; "
+        "N x: tensor parallel over N devices, the fewest that the model fits on"
+    )
+
+
+def _markdown(rows: Sequence[_Row], plan: _Plan) -> Iterator[str]:
+    headings = _headings(plan)
+    yield "| " + " | ".join(headings) + " |"
+    yield "|" + "---|" * len(headings)
+    for row in rows:
+        yield "| " + " | ".join(_cells(row, plan)) + " |"
+    yield ""
+    yield f"({_note(plan)}.)"
+
+
+def _print_table(rows: Sequence[_Row], plan: _Plan) -> None:
+    console = Console()
+    table = Table(caption=_note(plan), caption_justify="left")
+    for index, heading in enumerate(_headings(plan)):
+        is_text = index < 2
+        table.add_column(heading, justify="left" if is_text else "right", overflow="fold")
+    for row in rows:
+        table.add_row(*_cells(row, plan))
+    console.print(table)
+    for row in rows:
+        loading = ""
+        if not plan.is_cpu:
+            loading = f"; loading needs {row.shape.host_bytes() / GIB + 4:.0f} GiB of the machine's"
+            loading += " own memory for each device"
+        console.print(
+            f"{row.role}, for hippo up: --{row.role}-arg=--slots={plan.num_slots} "
+            f"--max-context-length {row.num_tokens}{loading}",
+            highlight=False,
+            soft_wrap=True,
+        )
+        if row.cache_tokens < row.num_tokens:
+            saved = row.unpruned.cache - row.whole.cache
+            console.print(
+                f"{row.role}: pruning saves {saved / GIB:.2f} GiB: the cache takes "
+                f"{row.whole.cache / GIB:.2f} GiB, and for whole prompts "
+                f"(--draft-arg=--cache-tokens={row.num_tokens}) {row.unpruned.cache / GIB:.2f} GiB",
+                highlight=False,
+                soft_wrap=True,
+            )
+        if row.role == "target":
+            num_visual = row.num_tokens - plan.num_other_tokens
+            told = f"gateway, for hippo up: --gateway-arg=--max-visual-tokens={num_visual}"
+            console.print(told, highlight=False, soft_wrap=True)
+
+
+def _print_json(rows: Sequence[_Row], plan: _Plan) -> None:
+    """Prints the plan and the rows, all sizes in bytes."""
+    content: dict[str, Any] = {
+        "plan": dataclasses.asdict(plan),
+        "models": [
+            {
+                "role": row.role,
+                "model": row.shape.name,
+                "num_parameters": row.shape.num_parameters,
+                "max_context_length": row.num_tokens,
+                "cache_tokens": row.cache_tokens,
+                "weight_bytes": row.whole.weights,
+                "work_bytes": row.whole.work,
+                "cache_bytes": row.whole.cache,
+                "unpruned_cache_bytes": row.unpruned.cache,
+                "total_bytes": row.whole.total,
+                "devices": {size: dataclasses.asdict(fit) for size, fit in row.fits.items()},
+            }
+            for row in rows
+        ],
+    }
+    Console(soft_wrap=True).print_json(json.dumps(content))
+
+
+def _frame_size(text: str | None) -> tuple[int, int] | None:
+    if text is None:
+        return None
+    width, _, height = text.partition("x")
+    if not (width.isdecimal() and height.isdecimal() and int(width) and int(height)):
+        raise InvalidRequestError(f"--frame-size {text}: expected WIDTHxHEIGHT, as 448x448")
+    return int(width), int(height)
+
+
+def _devices(text: str) -> dict[int, int]:
+    sizes = [part.strip() for part in text.split(",")]
+    if not all(size.isdecimal() and int(size) for size in sizes):
+        raise InvalidRequestError(f"--device-memory {text}: expected whole GB, as 40,80")
+    # A device sold as N GB has about N GiB; DEVICE_BYTES has the exact sizes of common ones.
+    return {int(size): DEVICE_BYTES.get(int(size), int(size) * GIB) for size in sizes}

@@ -1,0 +1,1 @@
+"""Attention of several sequences over a KV cache that is written in place."""

@@ -1,0 +1,1 @@
+"""What differs between the families: prompt, pixels and vision tower."""

@@ -1,0 +1,167 @@
+"""The InternVL3 and InternVL3.5 family: prompts, vision tower and description."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+
+from hippo.catalog.sizes import VISION_PATCHES
+from hippo.errors import ModelLoadError
+from hippo.media.resizing import FrameLimits
+from hippo.models.families.family import Family, VisionTower
+from hippo.models.families.pixels import byte_options
+from hippo.models.families.vision import replace_products
+from hippo.models.interface.base import DecodedMedia, VisualItem
+from hippo.models.interface.checkpoint import Checkpoint
+from hippo.models.interface.plan import LoadPlan
+from hippo.models.loading.pretrained import Pretrained
+from hippo.models.prompts.builder import PromptBuilder
+from hippo.models.prompts.layout import Layout, MediaMark
+from hippo.types import MediaKind
+
+_NUM_FRAMES = 32  # of the family's training: max_num_frame
+_MOST_FRAMES = 9999  # to whose number the text of a frame has room
+_LANGUAGE_MODELS = ("qwen2", "qwen3")
+_SETTINGS = {
+    "downsample_ratio": 0.5,  # hippo.catalog.shapes counts on it
+    "vision_feature_layer": -1,
+    "vision_feature_select_strategy": "default",
+}
+
+
+class InternVLPromptBuilder(PromptBuilder):
+    """See PromptBuilder; each frame of a video is a run behind its number.
+
+        Frame1: <img> frame </img>
+        Frame2: <img> frame </img>
+
+    An image is cut into tiles, which a small copy of the whole image follows, between one <img>
+    and one </img>.
+    """
+
+    def __init__(self, processor: Any, *, max_context_length: int) -> None:
+        self._side = math.isqrt(processor.image_seq_length)
+        self._start, self._end = processor.start_image_token, processor.end_image_token
+        video = processor.video_processor
+        size = dict(video.size)  # InternVLTower refuses another one than the tower's
+        text = self._end + "\n" + self._frame_start(_MOST_FRAMES)
+        limits = FrameLimits(
+            num_frames=_NUM_FRAMES,
+            frame_multiple=1,
+            fixed_size=(size.get("height", 0), size.get("width", 0)),
+            fixed_tokens=self._side**2 + len(processor.tokenizer(text)["input_ids"]),
+            resample=int(video.resample),
+        )
+        token, token_id = processor.image_token, processor.image_token_id
+        marks = {
+            MediaKind.IMAGE: MediaMark(token, token, token_id),
+            MediaKind.VIDEO: MediaMark(processor.video_token, token, token_id),
+        }
+        super().__init__(processor, limits, marks, max_context_length=max_context_length)
+
+    def _frame_start(self, number: int) -> str:
+        return f"Frame{number}: {self._start}"
+
+    def lay_out(self, media: Sequence[DecodedMedia]) -> Sequence[Layout]:
+        """See PromptBuilder.lay_out."""
+        return [
+            self._lay_out_video(item) if item.kind is MediaKind.VIDEO else self._lay_out_image(item)
+            for item in media
+        ]
+
+    def _lay_out_video(self, item: DecodedMedia) -> Layout:
+        grid = (item.frames.shape[0], self._side, self._side)
+        pieces: list[str | int] = []
+        behind = ""
+        for number in range(1, grid[0] + 1):
+            pieces += [behind + self._frame_start(number), self._side**2]
+            behind = self._end + "\n"
+        pixels = item.frames.permute(0, 3, 1, 2).contiguous()
+        return Layout(item.kind, (*pieces, self._end), pixels, (), grid)
+
+    def _lay_out_image(self, item: DecodedMedia) -> Layout:
+        own = self._processor.image_processor
+        picture = item.frames[0].permute(2, 0, 1)
+        # transformers' InternVLProcessor cuts images whatever crop_to_patches the file has.
+        inputs = own([picture], crop_to_patches=True, return_tensors="pt", **byte_options(own))
+        pixels = inputs["pixel_values"]
+        num_tokens = pixels.shape[0] * self._side**2
+        return Layout(item.kind, (self._start, num_tokens, self._end), pixels, ())
+
+
+class InternVLTower(VisionTower):
+    """See VisionTower; an item is a video's frames or an image's tiles, each of one size."""
+
+    def __init__(self, pretrained: Pretrained) -> None:
+        super().__init__(pretrained)
+        _check_processor(pretrained)
+        replace_products(self.model.vision_tower, pretrained.make_linear)
+        replace_products(self.model.multi_modal_projector, pretrained.make_linear)
+        num_patches = self.model.vision_tower.embeddings.patch_embeddings.num_patches
+        self._num_pictures = max(1, VISION_PATCHES // num_patches)
+
+    def embed_item(self, item: VisualItem) -> Iterator[torch.Tensor]:
+        """See VisionTower.embed_item; the tokens of a picture are ordered by row and column."""
+        assert item.pixels is not None
+        for part in torch.split(item.pixels, self._num_pictures):
+            embedded = self.model.get_image_features(
+                self.on_device(part, item.kind), return_dict=True
+            )
+            yield embedded.pooler_output.flatten(0, 1)
+
+
+def _check_configuration(checkpoint: Checkpoint, plan: LoadPlan) -> None:
+    """Raises ModelLoadError for an unsupported language model or form of visual tokens, and for a
+    plan that limits pixels."""
+    plan.refuse_pixel_limits(checkpoint.name)
+    language = (checkpoint.config.get("text_config") or {}).get("model_type", "qwen2")
+    if language not in _LANGUAGE_MODELS:
+        raise ModelLoadError(
+            f"{checkpoint.name}: its language model is a {language!r}; InternVL is supported with "
+            f"{' or '.join(map(repr, _LANGUAGE_MODELS))}"
+        )
+    for name, supported in _SETTINGS.items():
+        value = checkpoint.config.get(name, supported)
+        if value != supported:
+            raise ModelLoadError(
+                f"{checkpoint.name}: {name} {value!r} is not supported, only {supported!r}"
+            )
+
+
+def _check_processor(pretrained: Pretrained) -> None:
+    """Raises ModelLoadError if the processor's pictures or token counts do not fit the tower."""
+    name, processor = pretrained.info.name, pretrained.processor
+    embeddings = pretrained.model.model.vision_tower.embeddings.patch_embeddings
+    height, width = embeddings.image_size
+    for made, own in (
+        ("frames", processor.video_processor),
+        ("tiles", processor.image_processor),
+    ):
+        size = dict(own.size)
+        if height != width or (size.get("height"), size.get("width")) != (height, width):
+            raise ModelLoadError(
+                f"{name}: its processor makes {made} of size {size}, its vision tower takes "
+                f"{width} x {height} pixels; both must be the same square"
+            )
+    num_tokens = embeddings.num_patches // 4
+    if processor.image_seq_length != num_tokens:
+        raise ModelLoadError(
+            f"{name}: its processor counts {processor.image_seq_length} tokens a frame "
+            f"(image_seq_length), its vision tower gives {num_tokens}"
+        )
+
+
+INTERNVL = Family(
+    title="InternVL",
+    architecture="InternVLForConditionalGeneration",
+    num_axes=1,
+    make_prompts=lambda pretrained: InternVLPromptBuilder(
+        pretrained.processor, max_context_length=pretrained.info.max_context_length
+    ),
+    make_tower=InternVLTower,
+    video_tokens='16 x 16 a frame, four patches each, behind the text "Frame1: "',
+    check_configuration=_check_configuration,
+)

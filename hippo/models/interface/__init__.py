@@ -1,0 +1,1 @@
+"""What an engine knows of a model, and what a plan says of how to load it."""

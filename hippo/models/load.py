@@ -1,0 +1,80 @@
+"""Loads a model by name: load_model and the registry of families."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import partial
+from types import MappingProxyType
+from typing import TYPE_CHECKING
+
+import torch
+
+from hippo.errors import ModelLoadError
+from hippo.models.cached import CachedModel
+from hippo.models.families.family import Family
+from hippo.models.families.internvl import INTERNVL
+from hippo.models.families.llava_onevision import LLAVA_ONEVISION
+from hippo.models.families.qwen_vl import QWEN2_5_VL, QWEN2_VL, QWEN3_VL, QWEN3_VL_MOE
+from hippo.models.interface.base import VideoLanguageModel
+from hippo.models.interface.checkpoint import Checkpoint, Progress, find_checkpoint
+from hippo.models.interface.plan import LoadPlan
+from hippo.models.loading.placement import device_of
+from hippo.models.loading.pretrained import load_pretrained
+from hippo.models.loading.quantization import find_quantization
+
+if TYPE_CHECKING:
+    from hippo.models.products.shards import Shards
+
+
+FAMILIES: Mapping[str, Family] = MappingProxyType(
+    {
+        "internvl": INTERNVL,
+        "llava_onevision": LLAVA_ONEVISION,
+        "qwen2_5_vl": QWEN2_5_VL,
+        "qwen2_vl": QWEN2_VL,
+        "qwen3_vl": QWEN3_VL,
+        "qwen3_vl_moe": QWEN3_VL_MOE,
+    }
+)
+"""By the ``model_type`` of a checkpoint's config.json."""
+
+
+def load_model(
+    plan: LoadPlan, *, progress: Progress | None = None, shards: Shards | None = None
+) -> VideoLanguageModel:
+    """Loads a checkpoint from a folder or the Hugging Face hub, ready to serve.
+
+    With ``shards``, loads one rank's part on that rank's device (hippo.parallel). Raises
+    ModelLoadError if the checkpoint is missing, gated, unreachable, damaged, of an unsupported
+    architecture or too large for the device, or if the device is not available.
+    """
+    report = progress or (lambda _stage, _share: None)
+    device = device_of(plan, shards)
+    if device.type == "cuda":
+        torch.cuda.set_device(device)  # of which packages ask what it can, and where they launch
+        # From Hopper on, torch prefers cuDNN's attention, which plans for about 30 ms at each new
+        # length, that is, in every step of an answer.
+        torch.backends.cuda.enable_cudnn_sdp(False)
+    checkpoint = find_checkpoint(
+        plan.model, progress=report, check=partial(check_form, plan, device)
+    )
+    report("loading", 0.0)
+    family = FAMILIES[checkpoint.model_type]
+    pretrained = load_pretrained(checkpoint, family.architecture, plan, report, shards)
+    model = CachedModel(pretrained, family)
+    report("loading", 1.0)
+    return model
+
+
+def check_form(plan: LoadPlan, device: torch.device, checkpoint: Checkpoint) -> None:
+    """Raises ModelLoadError if a checkpoint cannot be served as planned because of its architecture
+    or its form of quantisation, or because a package is missing here."""
+    if checkpoint.model_type not in FAMILIES:
+        raise ModelLoadError(
+            f"{checkpoint.name} is of architecture {checkpoint.model_type or 'unknown'!r}; "
+            f"supported: {', '.join(sorted(FAMILIES))}"
+        )
+    check_configuration = FAMILIES[checkpoint.model_type].check_configuration
+    if check_configuration is not None:
+        check_configuration(checkpoint, plan)
+    find_quantization(plan, checkpoint, device)

@@ -1,0 +1,128 @@
+"""Reads a checkpoint's weights to their device by transformers."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import os
+from collections.abc import Callable, Iterable, Iterator
+from typing import TYPE_CHECKING, Any
+
+import torch
+from safetensors import SafetensorError
+
+from hippo.errors import ModelLoadError
+from hippo.models.interface.checkpoint import Checkpoint
+from hippo.models.quantized.forms import Quantization
+
+if TYPE_CHECKING:
+    from hippo.models.products.shards import Shards
+
+# Weights that a checkpoint may have and the model does not use: scales of quantised activations
+# and of a quantised cache, because both have their own dtype here.
+_UNUSED_SUFFIXES = (".input_scale", ".input_zero_point", ".output_scale", ".k_scale", ".v_scale")
+
+Report = Callable[[float], None]
+"""Called with the share of the weights that is read."""
+
+
+def read_weights(
+    checkpoint: Checkpoint,
+    model_class: Any,
+    config: Any,
+    dtype: torch.dtype,
+    *,
+    device: torch.device,
+    quantization: Quantization | None,
+    shards: Shards | None,
+    report: Report,
+) -> Any:
+    """Returns transformers' model, each weight read straight to the device.
+
+    ``model_class`` is a class of transformers, ``config`` its configuration and ``dtype`` that of
+    plain weights. Raises ModelLoadError for weights that are damaged, missing or left over.
+    """
+    options: dict[str, Any] = {"device_map": {"": device}}
+    if shards is not None:
+        options = shards.loading_options()
+    elif quantization is not None:
+        options |= quantization.loading_options(model_class, config, dtype)
+    is_one_by_one = quantization is not None and not quantization.is_kept
+    try:
+        one_by_one = _sequential() if is_one_by_one else contextlib.nullcontext()
+        with reported(report), _separate_weights(), one_by_one:
+            model, problems = model_class.from_pretrained(
+                checkpoint.folder,
+                dtype=dtype,
+                attn_implementation="sdpa",
+                output_loading_info=True,
+                **options,
+            )
+    except (OSError, ImportError, ValueError, RuntimeError, SafetensorError) as error:
+        reason = str(error).strip().partition("\n")[0]
+        raise ModelLoadError(f"{checkpoint.name}: its weights cannot be read: {reason}") from error
+    # Symmetric integers have zero points of 0, which some checkpoints store.
+    is_packed = quantization is not None and quantization.is_packed
+    unused = (*_UNUSED_SUFFIXES, ".weight_zero_point") if is_packed else _UNUSED_SUFFIXES
+    _check_complete(checkpoint.name, problems, unused)
+    if quantization is not None:
+        quantization.prepare_modules(model, dtype)
+    return model if shards is None else model.to(device)
+
+
+def _check_complete(name: str, problems: dict[str, Any], unused_suffixes: tuple[str, ...]) -> None:
+    lacking = sorted(problems["missing_keys"]) + sorted(map(str, problems["mismatched_keys"]))
+    unused = sorted(key for key in problems["unexpected_keys"] if not key.endswith(unused_suffixes))
+    for keys, what in ((lacking, "missing or of another shape"), (unused, "not in the model")):
+        if keys:
+            raise ModelLoadError(
+                f"{name}: its weights do not fit its configuration; {what}: "
+                f"{', '.join(keys[:3])}{' ...' if len(keys) > 3 else ''}"
+            )
+
+
+@contextlib.contextmanager
+def reported(report: Report) -> Iterator[None]:
+    """Calls ``report`` in place of transformers' progress bars."""
+    logging: Any = importlib.import_module("transformers").utils.logging
+
+    def follow(items: Iterable[Any], **_options: Any) -> Iterator[Any]:
+        total = len(items)  # type: ignore[arg-type]  # transformers gives a dictionary's items
+        for count, item in enumerate(items, 1):
+            yield item
+            report(count / total)
+
+    previous = logging.set_tqdm_hook(lambda _tqdm, args, kwargs: follow(*args, **kwargs))
+    try:
+        yield
+    finally:
+        logging.set_tqdm_hook(previous)
+
+
+@contextlib.contextmanager
+def _separate_weights() -> Iterator[None]:
+    """Gives each weight memory of its own. transformers would allocate one piece for all of them,
+    and what weights leave in it that are joined later could not be given back to the device."""
+    modeling: Any = importlib.import_module("transformers.modeling_utils")
+    name = "caching_allocator_warmup"
+    previous = getattr(modeling, name, None)
+    setattr(modeling, name, lambda *_arguments: None)
+    try:
+        yield
+    finally:
+        setattr(modeling, name, previous)
+
+
+@contextlib.contextmanager
+def _sequential() -> Iterator[None]:
+    """Makes transformers read a weight when the one before it is dequantised; its threads would
+    read all quantised weights meanwhile."""
+    name = "HF_DEACTIVATE_ASYNC_LOAD"
+    previous = os.environ.get(name)
+    os.environ[name] = "1"
+    try:
+        yield
+    finally:
+        del os.environ[name]
+        if previous is not None:
+            os.environ[name] = previous

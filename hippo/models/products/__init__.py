@@ -1,0 +1,1 @@
+"""Matrix products with a fixed weight: plain, packed, and split over ranks."""

@@ -1,0 +1,1 @@
+"""Forms of quantised weights, and kernels that multiply them without unpacking."""

@@ -1,0 +1,158 @@
+"""The forms of quantised weights in memory, and how transformers reads them."""
+
+from __future__ import annotations
+
+import importlib
+import logging
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from hippo.catalog.sizes import ModelShape
+from hippo.models.interface.checkpoint import Checkpoint
+from hippo.models.products.linear import is_quantized
+from hippo.models.quantized import awq
+from hippo.models.quantized.quantised_rows import decompress, has_no_product
+
+_LAYERS = "model.language_model.layers."  # of the text model
+
+# Matches the name of every other module: the vision tower, the projector and the head are never
+# quantised at load.
+_OUTSIDE_LAYERS = rf"(?!{re.escape(_LAYERS)}).*"
+
+# Bits of a weight that is quantised at load, scales included. int8: a scale for each row of it is
+# negligible. nf4: 64 weights share a scale of 8 bits, and 256 scales share a float32.
+_BITS = {"int8": 8.0, "nf4": 4 + 8 / 64 + 32 / (64 * 256)}
+
+_SKIP_LISTS = ("modules_to_not_convert", "llm_int8_skip_modules", "ignore")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Quantization:
+    """The form of quantised weights in memory.
+
+    ``settings`` are the checkpoint's ``quantization_config`` for transformers; None: a plain
+    checkpoint is quantised at load. ``is_kept`` is False if weights are dequantised at load.
+    ``mixes_rows``: a row's result depends on the rows beside it beyond rounding. ``only_dtype`` is
+    the dtype of rows that the kernels need. ``overflows_half``: sums are scaled after they are
+    rounded, and before that they are beyond float16's range in common models. ``rounds_by_rows``:
+    in 16 bits the kernels for a few rows round more than those for many. ``is_packed``: the layers
+    run by the kernels of ``packed``, whose scales take ``wider_scales`` bytes more for 64
+    weights than those of the form.
+    """
+
+    name: str
+    settings: dict[str, Any] | None = None
+    is_kept: bool = True
+    mixes_rows: bool = False
+    only_dtype: str | None = None
+    overflows_half: bool = False
+    rounds_by_rows: bool = False
+    is_packed: bool = False
+    wider_scales: float = 0.0
+
+    @property
+    def form(self) -> str:
+        """What to say of the weights after their dtype, for MemoryNeeds.form."""
+        return f" and {self.name}" if self.is_kept else f", dequantised from {self.name}"
+
+    def weight_bytes(self, checkpoint: Checkpoint, shape: ModelShape, bytes_each: int) -> int:
+        """Returns the bytes of all weights; ``bytes_each`` is the item size of plain weights."""
+        if not self.is_kept:
+            return shape.num_parameters * bytes_each
+        wider = int(shape.num_shared_parameters / 64 * self.wider_scales)
+        if self.settings is None:
+            others = shape.num_parameters - shape.num_shared_parameters
+            bits = _BITS[self.name]
+            return int(shape.num_shared_parameters * bits / 8) + wider + others * bytes_each
+        return checkpoint.num_floats * bytes_each + checkpoint.num_packed_bytes + wider
+
+    def loading_options(self, model_class: Any, config: Any, dtype: torch.dtype) -> dict[str, Any]:
+        """Returns the arguments of ``model_class.from_pretrained``; ``config`` is its
+        configuration, whose ``quantization_config`` is replaced, and ``dtype`` that of rows."""
+        if self.settings is None:
+            make_config = {"int8": _int8_config, "nf4": _nf4_config}[self.name]
+            return {"quantization_config": make_config(dtype)}
+        if self.settings["quant_method"] == awq.QUANT_METHOD:
+            awq.register()
+        config.quantization_config = _with_current_names(self.settings, model_class, config)
+        return {"config": config}
+
+    def prepare_modules(self, model: Any, dtype: torch.dtype) -> None:
+        """Casts plain weights to ``dtype`` and sets what the quantiser's modules leave open."""
+        # Logs a warning for each product of rows that are not float16.
+        logging.getLogger("bitsandbytes.autograd._functions").setLevel(logging.ERROR)
+        for name, module in model.named_modules():
+            if has_no_product(module):
+                if not self.is_packed or not name.startswith(_LAYERS):
+                    decompress([module], dtype)
+                continue  # the kernels take scales as they are stored
+            # transformers leaves plain weights beside quantised ones in their stored dtype.
+            if type(module).__module__.startswith(("torch.", "transformers.models.")):
+                for weight in module.parameters(recurse=False):
+                    if weight.is_floating_point() and not is_quantized(weight):
+                        weight.data = weight.data.to(dtype)
+            # Else a checkpoint's own compute dtype would round the rows of another dtype.
+            if hasattr(module, "compute_type_is_set"):
+                module.compute_dtype = dtype
+            # bitsandbytes' fused products on a CPU round rows and scales to bfloat16, and fail if
+            # a weight's width is not a multiple of its block size.
+            if hasattr(module, "support_avx512bf16_for_cpu"):
+                module.support_avx512bf16_for_cpu = False
+
+
+def _int8_config(_dtype: torch.dtype) -> Any:
+    transformers: Any = importlib.import_module("transformers")
+    torchao: Any = importlib.import_module("torchao.quantization")
+    return transformers.TorchAoConfig(
+        torchao.Int8WeightOnlyConfig(set_inductor_config=False),
+        modules_to_not_convert=[_OUTSIDE_LAYERS],
+    )
+
+
+def _nf4_config(dtype: torch.dtype) -> Any:
+    transformers: Any = importlib.import_module("transformers")
+    return transformers.BitsAndBytesConfig(
+        load_in_4bit=True,
+        bnb_4bit_compute_dtype=dtype,
+        bnb_4bit_quant_type="nf4",
+        bnb_4bit_use_double_quant=True,
+        llm_int8_skip_modules=[_OUTSIDE_LAYERS],
+    )
+
+
+def _with_current_names(settings: dict[str, Any], model_class: Any, config: Any) -> dict[str, Any]:
+    """Returns the settings with today's names of the modules that stay as they are.
+
+    Checkpoints of older versions of transformers name them as in their weight files, as ``visual``
+    for ``model.visual``. transformers renames the weights, and these names for one method only.
+    Older versions also took the last part of a module's name for the module.
+    """
+    mapping: Any = importlib.import_module("transformers.conversion_mapping")
+    with torch.device("meta"):
+        model = model_class(config)
+    renamings = mapping.get_model_conversion_mapping(model)
+    modules = [name for name, _ in model.named_modules()]
+    current = {}
+    for key in _SKIP_LISTS:
+        if settings.get(key):
+            names = [_renamed(name, renamings) for name in settings[key]]
+            current[key] = [whole for name in names for whole in _whole_names(name, modules)]
+    return settings | current
+
+
+def _whole_names(name: str, modules: Iterable[str]) -> Sequence[str]:
+    """Returns the modules whose name is ``name`` or ends with it; ``name`` itself if none does."""
+    return [module for module in modules if f".{module}".endswith(f".{name}")] or [name]
+
+
+def _renamed(name: str, renamings: Iterable[Any]) -> str:
+    """Renames a module; a name after ``re:`` is a regular expression of compressed-tensors."""
+    prefix = "re:" if name.startswith("re:") else ""
+    current = name.removeprefix(prefix) + "."  # renamings are written for names of weights
+    for renaming in renamings:
+        current, _ = renaming.rename_source_key(current)
+    return prefix + current.removesuffix(".")

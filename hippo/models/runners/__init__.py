@@ -1,0 +1,1 @@
+"""The decoder layers, and the ways to run a forward."""

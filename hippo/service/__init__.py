@@ -1,0 +1,1 @@
+"""What both services are assembled from: settings, streams, metrics, start-up."""

@@ -1,0 +1,457 @@
+"""The page at / in a real browser: upload, race, errors, cancel, replay; and what it looks like."""
+
+from __future__ import annotations
+
+import base64
+import json
+import os
+import re
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Literal
+
+import httpx
+import openai
+import pytest
+from axe_playwright_python.sync_playwright import Axe
+from playwright.sync_api import Browser, ConsoleMessage, Page, Request, expect, sync_playwright
+
+from gateway.api.responses import ChatCompletionChunk
+from hippo.cli.record import STRATEGIES
+from hippo.page import POLICY, recording
+from tests.e2e.support import (
+    CHAT,
+    Running,
+    ask,
+    chat_body,
+    chunks_of,
+    data_url,
+    further_gateway,
+    hippo,
+    text_of,
+    wait_until,
+)
+
+CHROMIUM = shutil.which("chromium")
+KEY = "sk-alice-0123456789"
+QUESTION = "Describe the video."
+FAST_MS = 60_000
+
+needs_chromium = pytest.mark.skipif(
+    CHROMIUM is None, reason="needs Debian's chromium (apt-get install chromium)"
+)
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    with sync_playwright() as library:
+        browser = library.chromium.launch(
+            executable_path=CHROMIUM, args=["--no-sandbox", "--disable-gpu", "--no-first-run"]
+        )
+        yield browser
+        browser.close()
+
+
+@pytest.fixture
+def page(browser: Browser) -> Iterator[Page]:
+    """A page that may not complain: neither errors of scripts nor breaches of the policy."""
+    context = browser.new_context(viewport={"width": 1200, "height": 900})
+    context.set_default_timeout(FAST_MS)
+    page = context.new_page()
+    complaints: list[str] = []
+    page.on("pageerror", lambda error: complaints.append(str(error)))
+
+    def hear(message: ConsoleMessage) -> None:
+        # An answer with an error status is logged, and no fault of the page.
+        is_heard = message.type in ("error", "warning")
+        if is_heard and "Failed to load resource" not in message.text:
+            complaints.append(message.text)
+
+    page.on("console", hear)
+    yield page
+    shots = os.environ.get("HIPPO_SCREENSHOTS")
+    if shots:
+        name = os.environ["PYTEST_CURRENT_TEST"].split("::")[1].split(" ")[0]
+        page.screenshot(path=f"{shots}/{name}.png", full_page=True)
+    context.close()
+    assert complaints == []
+
+
+def _ask(page: Page, question: str = QUESTION, *, tokens: int = 24, race: bool = True) -> None:
+    page.get_by_label("Question").fill(question)
+    page.locator("#ask details").first.evaluate("node => node.open = true")
+    page.get_by_label("Most tokens").fill(str(tokens))
+    page.get_by_label("race against").set_checked(race)
+    page.get_by_role("button", name="Ask", exact=True).click()
+
+
+def _drop(page: Page, clip: Path) -> None:
+    """Drops a file on the page, as from the desktop."""
+    transfer = page.evaluate_handle(
+        """([data, name]) => {
+            const bytes = Uint8Array.from(atob(data), (each) => each.charCodeAt(0));
+            const transfer = new DataTransfer();
+            transfer.items.add(new File([bytes], name, { type: "video/mp4" }));
+            return transfer;
+        }""",
+        [base64.b64encode(clip.read_bytes()).decode(), clip.name],
+    )
+    page.dispatch_event("#drop", "drop", {"dataTransfer": transfer})
+
+
+def _is_idle(page: Page) -> None:
+    expect(page.get_by_role("button", name="Cancel")).to_be_hidden(timeout=FAST_MS)
+
+
+# --- the events that the page is made of
+
+
+def test_events_tell_who_wrote_each_token_and_others_may_ignore_them(
+    running: Running, client: openai.OpenAI, http: httpx.Client, clip: Path
+) -> None:
+    body = chat_body(data_url(clip), 32, stream=True, return_events=True)
+    body["speculative"] = {"policy": "optimistic", "pruning": {"strategy": "holistic"}}
+    with http.stream("POST", CHAT, json=body) as response:
+        chunks = list(chunks_of(response))
+    for chunk in chunks:
+        described = ChatCompletionChunk.model_validate(chunk, strict=True)
+        assert described.model_dump(exclude_unset=True) == chunk
+    events = [event for chunk in chunks for event in chunk["choices"][0].get("events", ())]
+    kinds = [event["type"] for event in events]
+    assert {"prompt", "selection", "draft_prefill", "block", "verdict"} <= set(kinds)
+    tokens = [token for event in events if event["type"] == "verdict" for token in event["tokens"]]
+    assert [token["index"] for token in tokens] == list(range(32))
+    assert "".join(token["text"] for token in tokens) == text_of(chunks)
+    hippo_object = chunks[-1]["hippo"]
+    written = [token["source"] for token in tokens]
+    assert written.count("target") == 32 - hippo_object["num_accepted_tokens"]
+    blocks = {event["block"]: event for event in events if event["type"] == "block"}
+    for token in tokens:
+        if token["source"] != "target":
+            block = blocks[token["block"]]
+            assert block["token_ids"][token["place"]] == token["id"]
+            assert (token["place"] in block["guessed_places"]) == (token["source"] == "guess")
+    (video,) = next(event for event in events if event["type"] == "prompt")["media"]
+    frames, rows, columns = video["grid"]
+    (selection,) = [event for event in events if event["type"] == "selection"]
+    assert frames * rows * columns == selection["num_visual_tokens"] == video["num_tokens"]
+    assert 0 < len(selection["kept"]) < selection["num_visual_tokens"]
+
+    text = text_of(chunks)
+    stop = text[20:24]  # the official client raises an error for an answer that is cut off
+    extra = ("speculative", "ignore_eos", "return_events")
+    with client.chat.completions.stream(
+        model="hippo",
+        messages=body["messages"],
+        max_tokens=32,
+        temperature=0,
+        stop=stop,
+        extra_body={name: body[name] for name in extra},
+    ) as stream:
+        whole = stream.get_final_completion()
+    assert whole.choices[0].message.content == text[: text.index(stop)]
+    assert ask(client, data_url(clip), max_tokens=2).choices[0].message.content
+
+
+def test_several_choices_have_events_of_their_own(http: httpx.Client) -> None:
+    body = chat_body(None, 4, stream=True, return_events=True, n=2)
+    with http.stream("POST", CHAT, json=body) as response:
+        choices = [choice for chunk in chunks_of(response) for choice in chunk["choices"]]
+    for index in (0, 1):
+        events = [e for each in choices if each["index"] == index for e in each.get("events", ())]
+        verdicts = [event for event in events if event["type"] == "verdict"]
+        assert sum(len(verdict["tokens"]) for verdict in verdicts) == 4
+
+
+# --- what is served
+
+
+def test_the_page_has_a_strict_policy_and_can_be_left_out(running: Running) -> None:
+    with further_gateway(running, "--page", "false") as door, door.client() as client:
+        assert client.get("/").status_code == 404
+        assert client.get("/v1/samples").status_code == 404
+    answer = httpx.get(running.url + "/", trust_env=False)
+    assert answer.status_code == 200
+    assert answer.headers["content-security-policy"] == POLICY
+    assert httpx.get(running.url + "/page/none.js", trust_env=False).status_code == 404
+
+
+def test_samples_are_the_operators_videos_only(http: httpx.Client) -> None:
+    names = [sample["name"] for sample in http.get("/v1/samples").json()["data"]]
+    assert "handful.mp4" in names and "facts.json" not in names
+    assert http.get("/v1/samples/handful.mp4").headers["content-type"] == "video/mp4"
+    assert http.get("/v1/samples/facts.json").status_code == 404
+    assert http.get("/v1/samples/..%2Ffacts.json").status_code == 404
+
+
+def test_what_a_model_sees_of_a_video_is_told_before_it_is_sent(
+    running: Running, http: httpx.Client
+) -> None:
+    clip: dict[str, Any] = {"seconds": 2, "width": 112, "height": 112}
+    expected = http.get("/v1/frames", params=clip).raise_for_status().json()
+    body = chat_body(data_url(running.clip), 1)
+    usage = http.post(CHAT, json=body).raise_for_status().json()["usage"]
+    (seen,) = usage["prompt_tokens_details"]["media"]
+    assert {name: seen[name] for name in expected} == expected
+    for wrong in ({"seconds": 0}, {"width": 0}, {"seconds": "x"}, {"model": "none"}):
+        assert http.get("/v1/frames", params=clip | wrong).status_code in (400, 404)
+
+
+# --- in the browser
+
+
+@needs_chromium
+def test_a_first_race_is_one_click_away_and_the_video_plays(running: Running, page: Page) -> None:
+    page.goto(running.url)
+    expect(page.locator("#intro p")).to_contain_text("the text is the same")
+    samples = page.locator("#samples button")
+    expect(samples.first.locator("canvas")).to_be_visible()
+    sample = page.get_by_role("button", name="handful.mp4")
+    expect(sample).to_contain_text(re.compile(r"handful\.mp4\s*0:0\d"))
+    sample.press("Enter")  # by keyboard alone
+    expect(sample).to_have_attribute("aria-pressed", "true")
+    page.wait_for_function("() => document.getElementById('preview').currentTime > 0")  # it plays
+    expect(page.locator("#chosen")).to_contain_text(
+        re.compile(r"handful\.mp4, .* MB, 0:0\d long, \d+ × \d+")
+    )
+    seen = page.locator("#seen")
+    expect(seen).to_contain_text(
+        re.compile(r"see \d+ frames of \d+ × \d+: about \d+ visual tokens")
+    )
+
+    told = re.search(r"about (\d+) visual", seen.inner_text())
+    page.locator("#ask details").first.evaluate("node => node.open = true")
+    page.get_by_label("Most tokens").fill("16")
+    page.get_by_role("button", name="Race over a sample").press("Enter")
+    _is_idle(page)
+    turn = page.locator(".turn")
+    expect(turn.locator("h2")).to_have_text("Describe the video in detail.")
+    expect(turn.locator(".verdict")).to_contain_text("token for token (16 tokens)")
+    expect(turn.locator(".frames-section .detail")).to_contain_text(f"{told and told[1]} visual")
+    expect(page.locator("#intro")).to_be_hidden()
+
+
+@needs_chromium
+@pytest.mark.parametrize(("width", "scheme"), [(400, "dark"), (1280, "light")])
+def test_axe_finds_nothing_before_and_after_a_race(
+    running: Running, browser: Browser, width: int, scheme: Literal["light", "dark"]
+) -> None:
+    context = browser.new_context(
+        viewport={"width": width, "height": 900}, color_scheme=scheme, bypass_csp=True
+    )
+    context.set_default_timeout(FAST_MS)
+    page = context.new_page()
+    page.goto(running.url)
+    expect(page.locator("#samples canvas").first).to_be_visible()
+    _has_no_violations(page)
+    page.get_by_role("button", name="handful.mp4").click()
+    _ask(page, tokens=8)
+    _is_idle(page)
+    expect(page.locator(".frames canvas").first).to_be_visible()
+    _has_no_violations(page)
+    assert _overflow(page) <= 0
+    context.close()
+
+
+def _has_no_violations(page: Page) -> None:
+    found = Axe().run(page).response["violations"]
+    assert not found, json.dumps(
+        [(each["id"], [node["html"] for node in each["nodes"]]) for each in found], indent=1
+    )
+
+
+@needs_chromium
+def test_a_dropped_video_is_raced_over_and_the_race_is_saved_and_replayed(
+    running: Running, page: Page, clip: Path, tmp_path: Path
+) -> None:
+    bodies: list[Any] = []
+
+    def keep(request: Request) -> None:
+        if request.url.endswith(CHAT):
+            bodies.append(request.post_data_json)
+
+    page.on("request", keep)
+    page.goto(running.url)
+    expect(page.locator("#about")).to_contain_text("target")
+    _drop(page, clip)
+    expect(page.locator("#chosen")).to_contain_text("clip.mp4")
+    _ask(page)
+    _is_idle(page)
+    turn = page.locator(".turn")
+    expect(turn.locator(".verdict")).to_contain_text("token for token (24 tokens)")
+    answers = turn.locator(".answer").all_inner_texts()
+    assert len(answers) == 2 and answers[0] and answers[0] == answers[1]
+    assert turn.locator(".lane.alone .token.draft").count() == 0
+    expect(turn.locator(".figures")).to_contain_text("Tokens per forward")
+
+    # Who wrote a token, and its place, by keyboard alone.
+    turn.locator(".answer").first.focus()
+    page.keyboard.press("ArrowRight")
+    expect(turn.locator(".detail").first).to_contain_text("by its prefill")
+    turn.locator("canvas[role=img]").first.focus()
+    page.keyboard.press("ArrowRight")
+    expect(turn.locator(".timeline .detail")).to_contain_text("target")
+
+    # The frames, and another strategy's choice.
+    frames = turn.locator(".frames li")
+    assert frames.count() > 1
+    turn.get_by_role("button", name="uniform").click()
+    note = turn.locator(".frames-section .detail")
+    expect(note).to_contain_text(re.compile(r"uniform: \d+ of \d+"))
+    expect(note).not_to_contain_text("not at hand")
+
+    # A second turn, of the same conversation.
+    _ask(page, "What else?", tokens=8, race=False)
+    _is_idle(page)
+    assert page.locator(".turn").count() == 2
+    roles = [message["role"] for message in bodies[-1]["messages"]]
+    assert roles == ["user", "assistant", "user"]
+    assert bodies[-1]["messages"][1]["content"] == answers[0]
+
+    with page.expect_download() as started:
+        page.get_by_role("button", name="Save as one file").last.click()
+    saved = tmp_path / "saved.html"
+    started.value.save_as(saved)
+    page.route(re.compile("^http"), lambda route: route.abort())  # there is no server
+    page.goto(saved.as_uri())
+    replayed = page.locator(".turn")
+    assert replayed.count() == 2
+    assert replayed.first.locator(".answer").all_inner_texts() == answers
+    replayed.first.get_by_role("button", name="uniform").click()
+    expect(replayed.first.locator(".frames-section .detail")).to_contain_text("uniform")
+    slider = replayed.first.get_by_label("Time of the replay")
+    slider.fill("0")
+    assert replayed.first.locator(".lane.pair .token:visible").count() == 0
+    replayed.first.get_by_role("button", name="Replay the race").click()
+    expect(replayed.first.locator(".lane.alone .clock.done")).to_be_visible()
+
+
+@needs_chromium
+def test_errors_are_the_servers_own_words_and_a_cancelled_answer_frees_its_slots(
+    running: Running, page: Page, tmp_path: Path, mended: None
+) -> None:
+    broken = tmp_path / "broken.mp4"
+    broken.write_bytes(b"not a video at all")
+    page.goto(running.url)
+    page.set_input_files("#file", str(broken))
+    _ask(page)
+    _is_idle(page)
+    expect(page.locator(".lane .problem")).to_contain_text("(400, invalid_media)")
+
+    page.reload()
+    _ask(page, "Hello", tokens=100_000)
+    _is_idle(page)
+    expect(page.locator(".lane .problem")).to_contain_text("400")
+
+    page.reload()
+    page.get_by_role("button", name="handful.mp4").click()
+    expect(page.locator("#chosen")).to_contain_text("handful.mp4")
+    running.stack.child("target").send_signal(19)  # SIGSTOP: the answer cannot end before
+    _ask(page, tokens=200)
+    expect(page.locator(".lane")).to_be_visible()
+    page.get_by_role("button", name="Cancel").click()
+    _is_idle(page)
+    expect(page.locator(".lane .problem")).to_contain_text("Cancelled")
+    assert page.locator(".lane").count() == 1
+    running.stack.child("target").send_signal(18)
+    wait_until(lambda: running.slots_used() == 0)
+
+
+@needs_chromium
+def test_the_page_works_without_its_samples(running: Running, page: Page) -> None:
+    page.route("**/v1/samples", lambda route: route.fulfill(status=500, body="broken"))
+    page.goto(running.url)
+    expect(page.locator("#about")).to_contain_text("target")
+    expect(page.locator("#samples-field")).to_be_hidden()
+    expect(page.locator("#problem")).to_be_hidden()
+
+
+@needs_chromium
+def test_a_key_is_asked_for_and_the_keyboard_suffices(running: Running, page: Page) -> None:
+    with further_gateway(running, "--api-keys", f"alice={KEY}") as door:
+        page.goto(door.url)
+        key = page.get_by_label("API key")
+        expect(key).to_be_focused()
+        key.fill("sk-mallory-0123456789")
+        page.keyboard.press("Enter")
+        expect(page.locator("#problem")).to_contain_text("401")
+        key.fill(KEY)
+        page.keyboard.press("Enter")
+        expect(page.locator("#about")).to_contain_text("target")
+        page.locator("summary", has_text="Options").press("Enter")
+        page.get_by_label("Most tokens").press("Control+a")
+        page.keyboard.type("4")
+        page.get_by_label("race against").press("Space")
+        page.get_by_label("Question").press_sequentially("Hello")
+        page.keyboard.press("Enter")
+        expect(page.locator(".answer")).not_to_be_empty()
+        _is_idle(page)
+
+
+@needs_chromium
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_a_recording_of_the_command_line_fits_400_pixels_in_both_schemes(
+    running: Running, page: Page, recorded: Path, scheme: Literal["light", "dark"]
+) -> None:
+    page.set_viewport_size({"width": 400, "height": 800})
+    page.emulate_media(color_scheme=scheme)
+    page.goto(recorded.as_uri())
+    assert page.locator(".lane").count() == 2
+    assert page.locator(".frames li").count() > 1
+    assert _overflow(page) <= 0
+    background = page.evaluate("getComputedStyle(document.body).backgroundColor")
+    channels = [int(each) for each in re.findall(r"\d+", background)[:3]]
+    assert (max(channels) < 60) == (scheme == "dark")
+    page.goto(running.url)
+    page.locator("#ask details").first.evaluate("node => node.open = true")
+    assert _overflow(page) <= 0
+
+
+@needs_chromium
+def test_the_text_of_a_model_is_only_text(page: Page, tmp_path: Path) -> None:
+    text = "<img src=x onerror=alert(1)></script><b>bold</b>"
+    token = {"id": 1, "index": 0, "text": text, "source": "target"}
+    times = {"at": 9.0, "forward": 5.0, "wait": 0.0, "vision": 0.0, "context": 0}
+    counts = {"num_draft_tokens": 0, "num_accepted_tokens": 0, "is_rejection": False}
+    verdict = {"type": "verdict", "forward_number": 0, "mode": "prefill", "tokens": [token]}
+    run = {"events": [verdict | times | counts], "hippo": None, "metrics": None, "error": None}
+    turn = {"question": text, "note": text, "video": text, "runs": {"pair": run}}
+    path = tmp_path / "run.html"
+    turns = [turn | {"selections": {}, "pictures": []}]
+    path.write_text(recording({"model": text, "made_at": "", "turns": turns}), "utf-8")
+    page.goto(path.as_uri())
+    expect(page.locator(".answer")).to_have_text(text)
+    assert page.locator("main img, main b:not(.timeline-labels b), header b").count() == 0
+
+
+def _overflow(page: Page) -> int:
+    """How much wider the document is than the window, in pixels."""
+    return int(page.evaluate("document.documentElement.scrollWidth - innerWidth"))
+
+
+@pytest.fixture(scope="module")
+def recorded(running: Running, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("recorded") / "run.html"
+    done = hippo(
+        "ask", str(running.clip), QUESTION, "--url", running.url, "--max-tokens", "16",
+        "--record", str(path),
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    return path
+
+
+def test_ask_records_both_answers_the_strategies_and_the_frames(recorded: Path) -> None:
+    held = re.search(r'id="recording">(.*?)</script>', recorded.read_text("utf-8"))
+    assert held is not None
+    (turn,) = json.loads(held.group(1))["turns"]
+    assert sorted(turn["runs"]) == ["alone", "pair"]
+    assert turn["runs"]["alone"]["hippo"]["policy"] == "off"
+    assert len(turn["selections"]) == len(STRATEGIES) and len(turn["pictures"]) > 1
+    assert turn["pictures"][0].startswith("data:image/jpeg;base64,")
+
+
+def test_a_recording_is_refused_before_anything_is_asked(running: Running, tmp_path: Path) -> None:
+    for path in (tmp_path / "run.png", tmp_path / "none" / "run.html"):
+        done = hippo("ask", "Hello?", "--url", running.url, "--record", str(path))
+        assert done.returncode == 1 and "--record" in done.stderr

@@ -1,0 +1,169 @@
+"""The files of the stack, and what Compose makes of them.
+
+What needs `docker compose` or docker-compose is run with both, and skipped, with the reason, where
+one is not installed.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from gateway.common.config import GatewaySettings
+from services.draft.config import DraftSettings
+from services.target.config import TargetSettings
+from tests.support.watching.compose import (
+    COMPOSES,
+    ROOT,
+    STACKS,
+    StrictLoader,
+    clean_environment,
+    compose_files,
+    composes,
+)
+
+SETTINGS = {"DRAFT": DraftSettings, "TARGET": TargetSettings, "GATEWAY": GatewaySettings}
+GPUS = {
+    "gpus": {"draft": ["0"], "target": ["1"]},
+    "one gpu": {"draft": ["0"], "target": ["0"]},
+    "tensor parallel": {"draft": ["0"], "target": ["1", "2"]},
+    "cpu": {"draft": [], "target": []},
+    "dashboard": {"draft": ["0"], "target": ["1"]},
+}
+NOT_KNOBS = {
+    "port_file": "the ports are fixed",
+    "lookup_period_s": "the stack has one pair, at addresses of its own",
+    "cpu_core": "Docker pins, by cpuset",
+    "cpu_cores": "Docker pins, by cpuset",
+    "devices": "Docker chooses them; a container sees its own alone",
+    "services_tls": "the services are reached inside the stack's network only",
+    "services_tls_ca": "the services are reached inside the stack's network only",
+    "services_tls_cert": "the services are reached inside the stack's network only",
+    "services_tls_key": "the services are reached inside the stack's network only",
+    "tls_cert": "the services are reached inside the stack's network only",
+    "tls_key": "the services are reached inside the stack's network only",
+    "tls_ca": "the services are reached inside the stack's network only",
+}
+
+
+@pytest.mark.parametrize("path", compose_files(), ids=lambda path: path.name)
+def test_no_key_of_a_file_is_given_twice(path: Path) -> None:
+    assert yaml.load(path.read_text(encoding="utf-8"), StrictLoader)["services"]
+
+
+def test_a_key_that_is_given_twice_is_found() -> None:
+    with pytest.raises(yaml.constructor.ConstructorError, match="given twice: \\['b'\\]"):
+        yaml.load("a: {b: , c: , b: }", StrictLoader)
+
+
+@pytest.mark.parametrize("service", SETTINGS)
+def test_every_setting_of_a_service_is_a_knob_of_the_stack_or_fixed_by_it(service: str) -> None:
+    given: set[str] = set()
+    for path in compose_files():
+        stack = yaml.safe_load(path.read_text(encoding="utf-8"))
+        given |= set(stack["services"].get(service.lower(), {}).get("environment", {}))
+    settings = {
+        f"HIPPO_{service}_{field.name}".upper()
+        for field in dataclasses.fields(SETTINGS[service])
+        if field.name not in NOT_KNOBS
+    }
+    assert settings == {name for name in given if name.startswith(f"HIPPO_{service}_")}
+
+
+def test_the_build_context_holds_what_the_images_copy_and_no_secret() -> None:
+    ignored = (ROOT / ".dockerignore").read_text(encoding="utf-8").splitlines()
+    assert "*" in ignored
+    allowed = {line[1:] for line in ignored if line.startswith("!")}
+    for dockerfile in (ROOT / "deploy" / "docker").glob("*.Dockerfile"):
+        for line in re.findall(r"^COPY (?!--from)(.*) \S+$", dockerfile.read_text(), re.MULTILINE):
+            for source in line.split():
+                assert (ROOT / source).exists(), source
+                assert any(source == entry for entry in allowed), source
+
+
+def _config(
+    compose: str, chosen_files: tuple[str, ...], **changes: str
+) -> subprocess.CompletedProcess[str]:
+    chosen = [argument for file in chosen_files for argument in ("-f", file)]
+    return subprocess.run(
+        [*COMPOSES[compose], "--env-file", ".env.example", *chosen, "config"],
+        cwd=ROOT, env=clean_environment(**changes), capture_output=True, text=True, timeout=60,
+    )  # fmt: skip
+
+
+@pytest.fixture(params=COMPOSES)
+def compose(request: pytest.FixtureRequest) -> str:
+    name = str(request.param)
+    if name not in composes():
+        pytest.skip(f"{name} is not installed")
+    return name
+
+
+def _gpus(service: dict[str, Any]) -> list[str]:
+    reserved = service.get("deploy", {}).get("resources", {}).get("reservations", {})
+    return [gpu for device in reserved.get("devices", []) for gpu in device["device_ids"]]
+
+
+@pytest.mark.parametrize("stack", STACKS)
+def test_compose_takes_the_files_of_each_stack(compose: str, stack: str) -> None:
+    done = _config(compose, STACKS[stack])
+    assert done.returncode == 0, done.stderr
+    services = yaml.safe_load(done.stdout)["services"]
+    assert set(services) == {"draft", "target", "gateway", "prometheus", "grafana"}
+    published = {name for name, service in services.items() if service.get("ports")}
+    if stack == "dashboard":
+        assert published == {"gateway", "prometheus", "grafana"}
+    else:
+        assert published == {"gateway"}
+    gpus = {name: _gpus(services[name]) for name in ("draft", "target")}
+    assert gpus == GPUS[stack]
+    for name, service in services.items():
+        assert service["restart"] == "unless-stopped", name
+        assert service["healthcheck"]["test"], name
+        assert service["mem_limit"], name
+
+
+def test_the_files_read_by_default_are_those_for_two_gpus(compose: str) -> None:
+    assert _config(compose, ()).stdout == _config(compose, STACKS["gpus"]).stdout
+
+
+def test_the_cpu_stack_pins_each_model_to_cores_of_its_own(compose: str) -> None:
+    done = _config(compose, STACKS["cpu"], HIPPO_TARGET_CPUSET="2-5")
+    services = yaml.safe_load(done.stdout)["services"]
+    pinned = {name: service["cpuset"] for name, service in services.items()}
+    assert pinned.pop("target") == "2-5"
+    assert set(pinned.values()) == {"0"}
+
+
+def test_the_gateway_waits_for_the_target_alone(compose: str) -> None:
+    services = yaml.safe_load(_config(compose, STACKS["cpu"]).stdout)["services"]
+    conditions = {k: v["condition"] for k, v in services["gateway"]["depends_on"].items()}
+    assert conditions == {"draft": "service_started", "target": "service_healthy"}
+
+
+def test_spans_go_to_tempo_or_to_another_collector(compose: str) -> None:
+    files = (*STACKS["gpus"], "deploy/compose/traces.yml")
+    for changes, url in (
+        ({}, "http://tempo:4318"),
+        ({"OTEL_EXPORTER_OTLP_ENDPOINT": "https://collector.example"}, "https://collector.example"),
+    ):
+        done = _config(compose, files, **changes)
+        assert done.returncode == 0, done.stderr
+        services = yaml.safe_load(done.stdout)["services"]
+        assert services["tempo"]["mem_limit"] and services["tempo"]["logging"]["options"]
+        for name in ("draft", "target", "gateway"):
+            assert services[name]["environment"]["OTEL_EXPORTER_OTLP_ENDPOINT"] == url
+
+
+def test_a_dashboard_with_a_login_needs_a_password(compose: str) -> None:
+    with_login = (*STACKS["dashboard"], "deploy/compose/login.yml")
+    refused = _config(compose, with_login)
+    assert refused.returncode != 0
+    assert "name the file that holds the password" in refused.stderr
+    assert _config(compose, with_login, HIPPO_GRAFANA_PASSWORD_FILE="x").returncode == 0

@@ -1,0 +1,187 @@
+"""Both services with small random checkpoints of each kind in fp32: the output is the target's
+own."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Generator
+
+import pytest
+import torch
+
+from hippo.models.interface.base import (
+    AttentionTap,
+    DelegatingModel,
+    Prompt,
+    StepPlan,
+    VideoLanguageModel,
+)
+from hippo.models.interface.content import cached_places
+from hippo.types import (
+    ChatMessage,
+    ContentPart,
+    Media,
+    MediaKind,
+    MediaPart,
+    Pruning,
+    PruningStrategy,
+    SamplingParams,
+    TextPart,
+)
+from tests.support.models.families import write_family
+from tests.support.models.pairs import NoiseDecoder, Pair, load
+from tests.support.running.services import (
+    POLICIES,
+    relay,
+    serving_draft,
+    serving_target,
+    target_only,
+    toy_request,
+    until_free,
+)
+
+SAMPLED = SamplingParams(temperature=0.8, top_p=0.95, seed=11, presence_penalty=0.3)
+MEDIA = (
+    Media(MediaKind.VIDEO, b"sixsix"),
+    Media(MediaKind.VIDEO, b"a longer one"),
+    Media(MediaKind.IMAGE, b"one"),
+)
+VIDEO_FIRST = (MediaPart(0), TextPart("what is in the thing?"))
+QUESTION_FIRST = (TextPart("what is in the thing?"), MediaPart(0))
+SEVERAL = (MediaPart(0), TextPart("or"), MediaPart(2), MediaPart(1), TextPart("which?"))
+
+
+# Of Qwen's that with all that the others have: M-RoPE, features for several layers, and experts.
+@pytest.fixture(scope="module", params=["qwen3_vl_moe", "llava_onevision", "internvl"])
+def family_pair(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Pair:
+    """A target and a noisy draft with a larger vocabulary size."""
+    folder = tmp_path_factory.mktemp("pair")
+    return Pair(
+        load(write_family(folder / "target", request.param)),
+        load(write_family(folder / "draft", request.param, noise=0.02, vocab_size=320)),
+    )
+
+
+@pytest.mark.parametrize("sampling", [SamplingParams(), SAMPLED], ids=["greedy", "sampled"])
+async def test_every_policy_gives_the_target_only_output(
+    family_pair: Pair, sampling: SamplingParams
+) -> None:
+    request = toy_request(
+        sampling=sampling,
+        pruning=Pruning(PruningStrategy.NONE),
+        max_tokens=40,
+        end_token_ids=(),
+    )
+    async with (
+        serving_target(family_pair.target, NoiseDecoder()) as (_, target),
+        serving_draft(family_pair.draft, NoiseDecoder()) as (_, draft),
+    ):
+        alone = await target_only(target, request)
+        assert len(alone.token_ids) == 40
+        for policy in POLICIES:
+            answer = await relay(draft, target, request, policy)
+            assert answer.token_ids == alone.token_ids, policy
+            if policy == "serial":  # it waits for the draft, which sees all tokens: often right
+                assert sum(verdict.num_accepted_tokens for verdict in answer.verdicts) > 8
+
+
+@pytest.mark.parametrize(
+    ("content", "sampling"),
+    [(VIDEO_FIRST, SAMPLED), (QUESTION_FIRST, SamplingParams()), (SEVERAL, SAMPLED)],
+    ids=["video", "question", "several"],
+)
+async def test_every_strategy_gives_the_target_only_output(
+    family_pair: Pair, content: tuple[ContentPart, ...], sampling: SamplingParams
+) -> None:
+    num_media = sum(isinstance(part, MediaPart) for part in content)
+    request = toy_request(
+        messages=(ChatMessage("user", content),),
+        media=MEDIA[:num_media],
+        sampling=sampling,
+        max_tokens=12,
+        end_token_ids=(),
+    )
+    kept: dict[PruningStrategy, tuple[int, ...]] = {}
+    async with (
+        serving_target(family_pair.target, NoiseDecoder()) as (_, target),
+        serving_draft(family_pair.draft, NoiseDecoder()) as (_, draft),
+    ):
+        alone = await target_only(target, request)
+        assert len(alone.token_ids) == 12
+        for strategy in PruningStrategy:
+            pruned = dataclasses.replace(request, pruning=Pruning(strategy, 0.9, seed=3))
+            answer = await relay(draft, target, pruned, "vpsd")
+            assert answer.token_ids == alone.token_ids, strategy
+            assert answer.blocks, "the draft took no part"
+            assert answer.selection is not None
+            kept[strategy] = answer.selection.kept_indices
+            num_visual = answer.selection.num_visual_tokens
+    counts = {strategy: len(indices) for strategy, indices in kept.items()}
+    assert counts.pop(PruningStrategy.NONE) == num_visual > 0
+    assert counts.pop(PruningStrategy.BLIND) == 0
+    assert set(counts.values()) == {num_visual - int(0.9 * num_visual)}
+    assert len({kept[strategy] for strategy in counts}) > 2, "strategies choose differently"
+
+
+class _Watched(DelegatingModel):
+    """Notes the prompts of prefills, and how many rows each reuses."""
+
+    def __init__(self, model: VideoLanguageModel) -> None:
+        super().__init__(model)
+        self.prompts: list[Prompt] = []
+        self.reused: list[int] = []
+
+    def prefill(
+        self,
+        slot: int,
+        prompt: Prompt,
+        visual: torch.Tensor | None,
+        kept: torch.Tensor | None,
+        tap: AttentionTap | None = None,
+        num_reused: int = 0,
+    ) -> Generator[torch.Tensor | None]:
+        self.prompts.append(prompt)
+        self.reused.append(num_reused)
+        return self._model.prefill(slot, prompt, visual, kept, tap, num_reused)
+
+    def forward(self, plan: StepPlan) -> torch.Tensor:
+        return self._model.forward(plan)
+
+
+async def test_a_draft_at_compacted_positions_gives_the_target_only_output(
+    family_pair: Pair,
+) -> None:
+    pruning = Pruning(PruningStrategy.SPECVLM, 0.9, causal_attention=True, compacted_positions=True)
+    request = toy_request(
+        messages=(ChatMessage("user", VIDEO_FIRST),),
+        media=MEDIA[:1],
+        pruning=pruning,
+        max_tokens=12,
+        end_token_ids=(),
+    )
+    watched = _Watched(family_pair.draft)
+    async with (
+        serving_target(family_pair.target, NoiseDecoder()) as (_, target),
+        serving_draft(watched, NoiseDecoder()) as (service, draft),
+    ):
+        alone = await target_only(target, request)
+        watched.prompts.clear()
+        watched.reused.clear()
+        at_original = dataclasses.replace(pruning, compacted_positions=False)
+        for own in (pruning, at_original, pruning):
+            asked = dataclasses.replace(request, pruning=own)
+            answer = await relay(draft, target, asked, "serial")
+            assert answer.token_ids == alone.token_ids and answer.blocks
+            await until_free(service)
+    selection = answer.selection
+    assert selection is not None
+    kept = torch.tensor(selection.kept_indices)
+    moved, original, again = watched.prompts
+    num_cached = moved.length - selection.num_visual_tokens + kept.shape[0]
+    places = cached_places(moved, kept)
+    for prompt in (moved, again):
+        assert prompt.next_position == num_cached < original.next_position
+        axes = prompt.positions[:, places]
+        assert torch.equal(axes, torch.arange(num_cached).expand_as(axes))
+    differs = (original.positions != moved.positions).any(0)[places]
+    assert watched.reused[1] <= int(differs.nonzero()[0])  # no row at another position

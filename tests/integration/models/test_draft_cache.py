@@ -1,0 +1,220 @@
+"""A draft whose slots cache less than the context: small random checkpoints in fp32 behind the
+gateway's part of an answer."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from unittest.mock import patch
+
+import pytest
+import torch
+
+from gateway.answer.completion import Completion
+from gateway.answer.plan import SpeculationPlan
+from gateway.answer.report import AnswerRecord
+from gateway.common.config import GatewaySettings
+from gateway.pairs.backends import Backends
+from hippo.metrics.gateway import DraftLoss
+from hippo.models.interface.base import StepPlan, VideoLanguageModel
+from hippo.models.interface.context import most_kept
+from hippo.pruning.select import num_kept
+from hippo.service.service import EngineService
+from hippo.types import Media, MediaKind, OpenRequest, Pruning, PruningStrategy
+from tests.support.models.pairs import NoiseDecoder, load
+from tests.support.running.services import (
+    backend_of,
+    no_files,
+    serving_draft,
+    serving_target,
+    target_only,
+    toy_request,
+    until,
+    until_free,
+)
+
+CACHE_TOKENS = 128
+VIDEO = Media(MediaKind.VIDEO, b"a video of as many frames as this has letters, on and on")
+HOLISTIC = Pruning(PruningStrategy.HOLISTIC, 0.9)
+
+Ask = Callable[[OpenRequest], Awaitable[Completion]]
+
+
+def question(pruning: Pruning, *, max_tokens: int = 20, text: str = "what?") -> OpenRequest:
+    return toy_request(
+        text, media=(VIDEO,), pruning=pruning, max_tokens=max_tokens, end_token_ids=()
+    )
+
+
+@pytest.fixture(scope="module")
+def small(target_checkpoint: Path) -> VideoLanguageModel:
+    """The target's own weights as a draft."""
+    return load(target_checkpoint, cache_tokens=CACHE_TOKENS)
+
+
+@pytest.fixture(scope="module")
+def target(target_checkpoint: Path) -> VideoLanguageModel:
+    return load(target_checkpoint)
+
+
+@asynccontextmanager
+async def asking(
+    target: VideoLanguageModel, draft: VideoLanguageModel
+) -> AsyncIterator[tuple[Ask, EngineService]]:
+    """A function that answers a request by both, checks that the answer is the target's own, and
+    that all slots are free again; and the draft's service. The target steps when the draft is ready
+    or lost, and slowly: it would be over at once."""
+    may_step, forward = threading.Event(), target.forward
+
+    def step(plan: StepPlan) -> torch.Tensor:
+        assert may_step.wait(60)
+        time.sleep(0.005)
+        return forward(plan)
+
+    async with (
+        serving_target(target, NoiseDecoder()) as (target_service, target_client),
+        serving_draft(draft, NoiseDecoder()) as (draft_service, draft_client),
+    ):
+        backends = Backends(
+            GatewaySettings(target=(target_client.address,), draft=(draft_client.address,))
+        )
+
+        async def ask(request: OpenRequest) -> Completion:
+            may_step.set()
+            expected = await target_only(target_client, request)
+            may_step.clear()
+            completion = Completion(
+                request,
+                plan=SpeculationPlan("serial", 4, 4, request.pruning),
+                pairs=[backends.pair(None)],
+                stops=(),
+                draft_stall_s=20.0,
+                timeout_s=None,
+                record=AnswerRecord(policy="serial", received_ns=time.monotonic_ns()),
+                news=asyncio.Event(),
+                copy_files=no_files,
+            )
+            record = completion.record
+            async with completion:
+                await until(lambda: bool(record.draft_prefill or record.draft_losses))
+                may_step.set()
+                await until(lambda: completion.is_over)
+                assert completion.error is None
+            assert completion.token_ids == expected.token_ids
+            assert len(completion.token_ids) == request.max_tokens
+            for service in (target_service, draft_service):
+                await until_free(service)
+            return completion
+
+        await backends.start()
+        try:
+            await until(lambda: backends.has_draft)
+            with patch.object(target, "forward", step):
+                yield ask, draft_service
+        finally:
+            may_step.set()
+            await backends.close()
+
+
+def num_kept_of(completion: Completion) -> int:
+    assert completion.record.selection is not None
+    return len(completion.record.selection.kept_indices)
+
+
+def sizes_of(completion: Completion) -> tuple[int, int]:
+    """Numbers of visual tokens and of others of the prompt."""
+    prompt = completion.record.target_prompt
+    assert prompt is not None
+    return prompt.num_visual_tokens, prompt.num_prompt_tokens - prompt.num_visual_tokens
+
+
+async def test_a_long_video_is_answered_with_a_draft_that_caches_its_pruned_prompt(
+    target: VideoLanguageModel, small: VideoLanguageModel
+) -> None:
+    assert (small.info.max_context_length, small.info.slot_tokens) == (512, CACHE_TOKENS)
+    async with asking(target, small) as (ask, draft_service):
+        first = await ask(question(HOLISTIC))
+        num_visual, num_others = sizes_of(first)
+        assert num_visual > 2 * CACHE_TOKENS, "the whole prompt has no room"
+        assert num_kept_of(first) == num_kept(num_visual, 0.9), "as many as it asked for"
+        assert first.record.stats.num_draft_tokens > 0
+        assert first.record.draft_problem is None
+        second = await ask(question(HOLISTIC))
+        assert second.record.draft_prefill is not None
+        # Of the pruned prompt all but the last row, whose logits are needed.
+        rows = num_others + num_kept_of(first)
+        assert second.record.draft_prefill.context_length == rows - 1
+        assert backend_of(draft_service).slots.num_used == 0
+
+
+@pytest.mark.parametrize(
+    "pruning",
+    [
+        Pruning(PruningStrategy.NONE),
+        Pruning(PruningStrategy.HOLISTIC, 0.0),
+        Pruning(PruningStrategy.HOLISTIC, 0.9, min_visual_tokens=500),
+        Pruning(PruningStrategy.ATTENTION, 0.3),
+        Pruning(PruningStrategy.RANDOM, 0.3),
+        Pruning(PruningStrategy.SPECVLM, 0.3),
+    ],
+    ids=lambda pruning: f"{pruning.strategy.value}-{pruning.ratio}",
+)
+async def test_of_more_than_has_room_as_many_visual_tokens_are_kept_as_have(
+    pruning: Pruning, target: VideoLanguageModel, small: VideoLanguageModel
+) -> None:
+    async with asking(target, small) as (ask, _):
+        completion = await ask(question(pruning))
+    _, num_others = sizes_of(completion)
+    assert num_kept_of(completion) == most_kept(CACHE_TOKENS, num_others, 20) > 0
+    assert num_others + num_kept_of(completion) + 20 == CACHE_TOKENS
+    assert completion.record.stats.num_draft_tokens > 0
+    assert completion.record.draft_problem is None, "the whole answer has room"
+
+
+async def test_a_blind_draft_stays_blind(
+    target: VideoLanguageModel, small: VideoLanguageModel
+) -> None:
+    async with asking(target, small) as (ask, _):
+        completion = await ask(question(Pruning(PruningStrategy.BLIND)))
+    assert num_kept_of(completion) == 0
+    assert completion.record.stats.num_draft_tokens > 0
+
+
+async def test_a_text_without_room_is_answered_without_the_draft_and_says_why(
+    target: VideoLanguageModel, small: VideoLanguageModel
+) -> None:
+    async with asking(target, small) as (ask, _):
+        completion = await ask(question(HOLISTIC, text="word " * 19))
+        assert sizes_of(completion)[1] > CACHE_TOKENS
+        assert completion.record.stats.num_draft_tokens == 0
+        assert completion.record.draft_losses == [DraftLoss.NO_ROOM]
+        problem = completion.record.draft_problem
+        assert problem is not None and "leaves no room in the 128 tokens" in problem
+        assert "--cache-tokens" in problem
+        again = await ask(question(HOLISTIC))
+        assert again.record.draft_problem is None, "the next one has its draft"
+
+
+async def test_an_answer_that_outgrows_the_slot_goes_on_without_the_draft(
+    target: VideoLanguageModel, small: VideoLanguageModel
+) -> None:
+    async with asking(target, small) as (ask, _):
+        completion = await ask(question(Pruning(PruningStrategy.NONE), max_tokens=100))
+    _, num_others = sizes_of(completion)
+    assert num_kept_of(completion) == most_kept(CACHE_TOKENS, num_others, CACHE_TOKENS // 4)
+    assert completion.record.stats.num_draft_tokens > 0
+    assert completion.record.draft_losses == [DraftLoss.NO_ROOM]
+    problem = completion.record.draft_problem
+    assert problem is not None and "tokens do not fit in the 128 tokens" in problem
+
+
+async def test_a_draft_with_room_for_all_sees_what_the_request_asks_for(
+    target: VideoLanguageModel, target_checkpoint: Path
+) -> None:
+    async with asking(target, load(target_checkpoint, prunes=True)) as (ask, _):
+        completion = await ask(question(Pruning(PruningStrategy.NONE)))
+    assert num_kept_of(completion) == sizes_of(completion)[0]

@@ -1,0 +1,221 @@
+"""The repositories that the README names load from files in the form that they have on the hub."""
+
+from __future__ import annotations
+
+import functools
+import json
+import subprocess
+import sys
+import threading
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+import torch
+
+from hippo.catalog.pair import check_pair
+from hippo.models.interface.base import SequenceRows, StepPlan, VideoLanguageModel
+from hippo.models.interface.plan import LoadPlan
+from hippo.models.load import load_model
+from hippo.models.products.linear import has_half_linear, packing
+from tests.support.models.hub import HubServer
+from tests.support.models.hub_forms import (
+    FAMILY_FORMS,
+    HUB_FORMS,
+    family_of,
+    resave,
+    write_hub_form,
+)
+from tests.support.models.reference import Reference, clip, image, prefill, prepare, user
+
+QUESTION = "what is in the thing?"
+CONTENT = [{"type": "video"}, {"type": "text", "text": QUESTION}]
+
+
+class Repositories:
+    """Small counterparts of the hub's repositories, each written and loaded once."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self.folder = functools.cache(self._write)
+        self.model = functools.cache(self._load)
+        self.reference = functools.cache(self._refer)
+
+    def _write(self, name: str) -> Path:
+        return write_hub_form(self._folder / name.replace("/", "--"), name)
+
+    def _load(self, name: str) -> VideoLanguageModel:
+        return _load(self.folder(name))
+
+    def _refer(self, name: str) -> Reference:
+        return Reference(self.folder(name))
+
+
+@pytest.fixture(scope="module")
+def repositories(tmp_path_factory: pytest.TempPathFactory) -> Repositories:
+    return Repositories(tmp_path_factory.mktemp("hub"))
+
+
+def _load(folder: Path, dtype: str = "float32") -> VideoLanguageModel:
+    return load_model(LoadPlan(str(folder), dtype=dtype, max_context_length=2048))
+
+
+@pytest.mark.parametrize("name", HUB_FORMS)
+def test_a_repository_loads_and_gives_transformers_own_logits(
+    repositories: Repositories, name: str
+) -> None:
+    model, reference = repositories.model(name), repositories.reference(name)
+    check_logits(model, reference, HUB_FORMS[name].num_padding_ids)
+
+
+@pytest.mark.parametrize("name", FAMILY_FORMS.values())
+def test_a_repository_loads_as_transformers_5_saves_it(
+    repositories: Repositories, name: str, tmp_path: Path
+) -> None:
+    folder = resave(repositories.folder(name), tmp_path / "saved")
+    assert "rope_parameters" in json.loads((folder / "config.json").read_text())["text_config"]
+    check_logits(_load(folder), repositories.reference(name), HUB_FORMS[name].num_padding_ids)
+
+
+def check_logits(model: VideoLanguageModel, reference: Reference, num_padding_ids: int) -> None:
+    """Of a prompt with a clip, and of three tokens more."""
+    media = clip(num_frames=2)
+    inputs = reference.inputs(CONTENT, [media])
+    prompt = prepare(model, user(0, QUESTION), media)
+    assert prompt.input_ids.tolist() == inputs["input_ids"][0].tolist()
+    expected = reference.forward(inputs, (5, 6, 7))[-4:]
+    assert expected.shape[1] == model.info.num_token_ids + num_padding_ids
+    first = prefill(model, 0, prompt)
+    rows = model.forward(StepPlan((SequenceRows(0, 0, (5, 6, 7)),)))
+    torch.testing.assert_close(
+        torch.cat((first[None], rows)),
+        expected[:, : model.info.num_token_ids],
+        rtol=1e-4,
+        atol=1e-4,
+    )
+
+
+@pytest.mark.parametrize("name", HUB_FORMS)
+def test_configurations_are_read_as_the_hub_means_them(
+    repositories: Repositories, name: str
+) -> None:
+    reference = repositories.reference(name)
+    config = reference.model.config
+    rope = config.text_config.rope_parameters
+    family = family_of(name)
+    is_qwen3 = family.startswith("qwen3_vl")
+    theta = 5e6 if is_qwen3 else 1e6
+    assert (rope["rope_type"], rope["rope_theta"]) == ("default", theta)
+    if not is_qwen3:  # whose text model knows no windows
+        assert set(config.text_config.layer_types) == {"full_attention"}
+    head = reference.model.lm_head.weight
+    embedding = reference.model.get_input_embeddings().weight
+    assert (head.data_ptr() == embedding.data_ptr()) == HUB_FORMS[name].is_tied
+    if family == "internvl":
+        assert reference.processor.image_seq_length == 256
+        own = reference.processor.image_processor
+        assert (own.min_patches, own.max_patches, own.size["height"]) == (1, 12, 448)
+        assert reference.processor.video_processor.image_mean == (0.485, 0.456, 0.406)
+    elif family != "llava_onevision":
+        assert rope["mrope_section"] == ([4, 2, 2] if is_qwen3 else [2, 3, 3])
+        size = reference.processor.video_processor.size
+        pixels = (4096, 25165824) if is_qwen3 else (3136, 12845056)
+        assert (size["shortest_edge"], size["longest_edge"]) == pixels
+    else:
+        assert config.vision_aspect_ratio == "anyres_max_9"
+        assert len(config.image_grid_pinpoints) == 36
+        assert reference.processor.num_image_tokens == 729
+        assert reference.processor.video_processor.image_mean == (0.5, 0.5, 0.5)
+
+
+@pytest.mark.parametrize("name", FAMILY_FORMS.values())
+def test_the_dtype_is_the_repositorys_own(repositories: Repositories, name: str) -> None:
+    model = _load(repositories.folder(name), "auto")
+    if name.startswith("llava-hf/"):
+        expected = "float16" if has_half_linear() else "float32"
+    else:
+        expected = "float32" if packing(torch.bfloat16) is None else "bfloat16"
+    assert model.info.dtype == expected
+    prompt = prepare(model, user(0, QUESTION), clip(num_frames=2))
+    grids = {"llava_onevision": (2, 14, 14), "internvl": (2, 16, 16)}
+    assert prompt.visual_grids == (grids.get(family_of(name), (1, 12, 12)),)
+    assert prefill(model, 0, prompt).isfinite().all()
+
+
+@pytest.mark.parametrize(
+    ("draft", "target"),
+    [
+        ("Qwen/Qwen2-VL-2B-Instruct", "Qwen/Qwen2-VL-72B-Instruct"),
+        ("Qwen/Qwen2.5-VL-3B-Instruct", "Qwen/Qwen2.5-VL-7B-Instruct"),
+        ("Qwen/Qwen2.5-VL-7B-Instruct", "Qwen/Qwen2.5-VL-32B-Instruct"),
+        ("Qwen/Qwen3-VL-2B-Instruct", "Qwen/Qwen3-VL-32B-Instruct"),
+        ("Qwen/Qwen3-VL-2B-Instruct", "Qwen/Qwen3-VL-30B-A3B-Instruct"),
+        (
+            "llava-hf/llava-onevision-qwen2-0.5b-ov-hf",
+            "llava-hf/llava-onevision-qwen2-7b-ov-hf",
+        ),
+        (
+            "llava-hf/llava-onevision-qwen2-7b-ov-hf",
+            "llava-hf/llava-onevision-qwen2-72b-ov-hf",
+        ),
+        ("OpenGVLab/InternVL3_5-1B-HF", "OpenGVLab/InternVL3_5-38B-HF"),
+    ],
+)
+def test_models_of_a_family_are_a_pair_whatever_vocabulary_size_they_declare(
+    repositories: Repositories, draft: str, target: str
+) -> None:
+    models = [repositories.model(name) for name in (draft, target)]
+    check_pair(models[0].info, models[1].info)
+    assert models[0].info.video_hash == models[1].info.video_hash != b""
+
+
+@pytest.mark.parametrize(
+    "name", ["llava-hf/llava-onevision-qwen2-0.5b-ov-hf", "OpenGVLab/InternVL3_5-1B-HF"]
+)
+def test_an_image_of_the_hubs_sizes_gives_transformers_own_logits(
+    repositories: Repositories, name: str
+) -> None:
+    plan = LoadPlan(str(repositories.folder(name)), dtype="float32", max_context_length=4096)
+    model, reference = load_model(plan), repositories.reference(name)
+    media = image(height=300, width=400)
+    inputs = reference.inputs([{"type": "image"}, {"type": "text", "text": QUESTION}], [media])
+    prompt = prepare(model, user(0, QUESTION), media)
+    assert prompt.input_ids.tolist() == inputs["input_ids"][0].tolist()
+    logits = prefill(model, 0, prompt)
+    expected = reference.forward(inputs)[-1, : logits.shape[0]]
+    torch.testing.assert_close(logits, expected, rtol=1e-4, atol=1e-4)
+
+
+HUB_SCRIPT = """
+import sys
+from hippo.models.load import load_model
+from hippo.models.interface.plan import LoadPlan
+for name in sys.argv[1:]:
+    info = load_model(LoadPlan(name, max_context_length=64)).info
+    sys.stdout.write(f"{info.name} {info.family} {'torchao' in sys.modules}\\n")
+"""
+
+
+def test_names_on_the_hub_load_from_it_and_nothing_is_said_of_torchao(
+    repositories: Repositories, tmp_path: Path
+) -> None:
+    names = ["Qwen/Qwen2.5-VL-7B-Instruct", "llava-hf/llava-onevision-qwen2-0.5b-ov-hf"]
+    with HubServer({name: repositories.folder(name) for name in names}) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        done = subprocess.run(
+            [sys.executable, "-c", HUB_SCRIPT, *names],
+            env={"HF_ENDPOINT": server.url, "HF_HOME": str(tmp_path), "PATH": ""},
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=100,
+        )
+        server.shutdown()
+        thread.join()
+    is_imported = find_spec("torchao") is not None  # which would warn of some releases of torch
+    assert done.stdout.splitlines() == [
+        f"{names[0]} qwen2_5_vl {is_imported}",
+        f"{names[1]} llava_onevision {is_imported}",
+    ], done.stderr
+    assert not [word for word in ("torchao", "_pytree") if word in done.stderr], done.stderr

@@ -1,0 +1,207 @@
+"""Quantised checkpoints give the logits that transformers gives with the same weights."""
+
+from __future__ import annotations
+
+import importlib
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import pytest
+import torch
+
+from hippo.catalog.shapes import find_shape
+from hippo.errors import ModelLoadError
+from hippo.models.interface.base import VideoLanguageModel
+from hippo.models.interface.plan import LoadPlan
+from hippo.models.load import load_model
+from hippo.models.loading import quantization as quantized
+from hippo.types import Pruning, PruningStrategy
+from tests.support.models.hub_forms import write_hub_form
+from tests.support.models.pairs import NoiseDecoder
+from tests.support.models.quantized import FORMS, has_packages, write_quantized
+from tests.support.models.reference import (
+    Reference,
+    assert_close,
+    clip,
+    prefill,
+    prepare,
+    step,
+    user,
+)
+from tests.support.running.services import (
+    relay,
+    serving_draft,
+    serving_target,
+    target_only,
+    toy_request,
+)
+
+QWEN2 = "Qwen/Qwen2-VL-2B-Instruct"  # tied and in two files
+QWEN = "Qwen/Qwen2.5-VL-72B-Instruct"
+QWEN3 = "Qwen/Qwen3-VL-4B-Instruct"  # tied and in two files
+LLAVA = "llava-hf/llava-onevision-qwen2-72b-ov-hf"
+INTERNVL = "OpenGVLab/InternVL3_5-8B-HF"
+WEIGHT_ONLY = [form for form in FORMS if form != "LLM.int8()"]
+
+pytestmark = pytest.mark.skipif(
+    not has_packages(), reason="bitsandbytes, compressed-tensors and torchao are not installed"
+)
+
+
+@pytest.fixture(scope="module")
+def qwen3_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_hub_form(tmp_path_factory.mktemp("qwen3") / "model", QWEN3)
+
+
+def load(folder: Path, **changes: Any) -> VideoLanguageModel:
+    options: dict[str, Any] = {"dtype": "float32", "max_context_length": 1024, **changes}
+    return load_model(LoadPlan(str(folder), **options))
+
+
+def answer(model: VideoLanguageModel) -> torch.Tensor:
+    """Logits after a prompt with a clip, and of three more tokens."""
+    prompt = prepare(model, user(0, "what is it?"), clip(num_frames=2))
+    first = prefill(model, 0, prompt)
+    return torch.cat((first[None], model.forward(step(0, 0, 5, 6, 7))))
+
+
+def relative(actual: torch.Tensor, expected: torch.Tensor) -> float:
+    return float((actual - expected).norm() / expected.norm())
+
+
+def layer_of(model: Any) -> Any:
+    return model.model.model.language_model.layers[0]
+
+
+def head_of(model: Any) -> Any:
+    return model.model.lm_head
+
+
+@pytest.mark.parametrize(
+    ("name", "form"),
+    [
+        *((QWEN, form) for form in WEIGHT_ONLY),
+        *((QWEN3, form) for form in ("unsloth bnb-4bit", "Qwen FP8")),
+        *((name, "unsloth bnb-4bit") for name in (LLAVA, QWEN2, INTERNVL)),
+    ],
+)
+def test_a_form_of_the_hub_gives_transformers_logits_of_the_same_weights(
+    name: str, form: str, tmp_path: Path
+) -> None:
+    folder, plain = write_quantized(tmp_path, name, form)
+    model, reference = load(folder), Reference(plain)
+    prompt = prepare(model, user(0, "what is it?"), clip(num_frames=2))
+    expected = reference.recompute(prompt, None, (5, 6, 7))[:, : model.info.num_token_ids]
+    assert_close(answer(model), expected)
+    model.forward(step(0, 1, 8, 9))  # rejected: the next step begins before them
+    again = reference.recompute(prompt, None, (5, 4))[-1:, : model.info.num_token_ids]
+    assert_close(model.forward(step(0, 1, 4)), again)
+    assert model.info.num_parameters == find_shape(str(plain)).num_parameters
+    assert (layer_of(model).mlp.up_proj.weight.numel() > 0) == (form == "unsloth bnb-4bit")
+
+
+def test_llm_int8_serves_with_a_warning_that_rows_are_not_independent(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    folder, plain = write_quantized(tmp_path, QWEN, "LLM.int8()")
+    model = load(folder)
+    assert relative(answer(model), answer(load(plain))) < 0.1
+    warnings = [record.message for record in caplog.records if record.levelname == "WARNING"]
+    assert len(warnings) == 1 and "depend on the other tokens" in warnings[0]
+    with pytest.raises(ModelLoadError, match="leave --deterministic out"):
+        load(folder, exact_rows=8)
+
+
+def test_layers_stay_in_fp8_where_the_device_multiplies_it(tmp_path: Path) -> None:
+    folder, plain = write_quantized(tmp_path, QWEN, "RedHatAI FP8-dynamic")
+    with (  # torch multiplies FP8 on a CPU as well, which transformers does not use
+        mock.patch.object(quantized, "_multiplies_fp8", lambda device: True),
+        mock.patch.object(torch.cuda, "is_available", lambda: True),
+        mock.patch.object(torch.cuda, "get_device_capability", lambda *device: (9, 0)),
+    ):
+        model = load(folder, dtype="bfloat16")
+    assert layer_of(model).mlp.up_proj.weight.dtype == torch.float8_e4m3fn
+    together = answer(model)
+    assert relative(together, answer(load(plain))) < 0.2  # activations are rounded to FP8
+    one_by_one = [model.forward(step(0, index, token)) for index, token in enumerate((5, 6, 7))]
+    assert relative(torch.cat(one_by_one), together[1:]) < 0.02
+
+
+@pytest.mark.parametrize(
+    ("checkpoint", "quantization", "limit"),
+    [
+        ("target_checkpoint", "int8", 0.15),
+        ("internvl_checkpoint", "int8", 0.15),
+        ("qwen3_checkpoint", "nf4", 1.2),
+        ("llava_checkpoint", "nf4", 1.2),
+    ],
+)
+def test_layers_are_quantised_while_a_plain_checkpoint_is_loaded(
+    request: pytest.FixtureRequest, checkpoint: str, quantization: str, limit: float
+) -> None:
+    folder: Path = request.getfixturevalue(checkpoint)
+    model = load(folder, quantization=quantization)
+    together = answer(model)
+    assert 0 < relative(together, answer(load(folder))) < limit
+    for index, token in enumerate((5, 6, 7)):  # rows do not depend on those beside them
+        assert_close(model.forward(step(0, index, token)), together[index + 1 : index + 2])
+    assert type(layer_of(model).mlp.up_proj.weight) is not torch.nn.Parameter
+    assert type(head_of(model).weight) is torch.nn.Parameter
+
+
+def test_a_checkpoint_that_torchao_quantised_gives_transformers_logits(
+    target_checkpoint: Path, tmp_path: Path
+) -> None:
+    transformers: Any = importlib.import_module("transformers")
+    config = transformers.TorchAoConfig(
+        importlib.import_module("torchao.quantization").Int8WeightOnlyConfig(),
+        modules_to_not_convert=["model.visual", "lm_head"],
+    )
+    transformers.AutoModelForImageTextToText.from_pretrained(
+        target_checkpoint, quantization_config=config, dtype=torch.float32
+    ).save_pretrained(tmp_path)
+    transformers.AutoProcessor.from_pretrained(target_checkpoint).save_pretrained(tmp_path)
+    model, reference = load(tmp_path), Reference(tmp_path)
+    prompt = prepare(model, user(0, "what?"), clip(num_frames=2))
+    expected = reference.recompute(prompt, None, ())[-1, : model.info.num_token_ids]
+    assert_close(prefill(model, 0, prompt), expected)
+
+
+@pytest.mark.parametrize(
+    ("checkpoint", "target", "draft"),
+    [
+        ("target_checkpoint", "int8", "nf4"),
+        ("qwen3_checkpoint", "nf4", "int8"),
+    ],
+)
+async def test_the_output_of_a_quantised_pair_is_that_of_its_target_alone(
+    request: pytest.FixtureRequest, checkpoint: str, target: str, draft: str
+) -> None:
+    folder: Path = request.getfixturevalue(checkpoint)
+    models = [load(folder, quantization=name, num_slots=2) for name in (target, draft)]
+    await assert_equal_to_target_only(*models)
+
+
+async def test_the_output_with_published_fp8_is_that_of_the_target_alone(
+    qwen3_checkpoint: Path, tmp_path: Path
+) -> None:
+    target, _ = write_quantized(tmp_path, QWEN3, "RedHatAI FP8-dynamic")
+    await assert_equal_to_target_only(
+        load(target, num_slots=2), load(qwen3_checkpoint, num_slots=2)
+    )
+
+
+async def assert_equal_to_target_only(
+    target_model: VideoLanguageModel, draft_model: VideoLanguageModel
+) -> None:
+    request = toy_request(pruning=Pruning(PruningStrategy.NONE), max_tokens=24, end_token_ids=())
+    async with (
+        serving_target(target_model, NoiseDecoder()) as (_, target_client),
+        serving_draft(draft_model, NoiseDecoder()) as (_, draft_client),
+    ):
+        alone = await target_only(target_client, request)
+        assert len(alone.token_ids) == 24
+        for policy in ("serial", "vpsd", "optimistic"):  # blocks of all kinds
+            answer = await relay(draft_client, target_client, request, policy)
+            assert answer.token_ids == alone.token_ids, policy

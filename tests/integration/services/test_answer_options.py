@@ -1,0 +1,229 @@
+"""Options that shape an answer, around toy models: with a draft they give what the target alone
+gives."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import random
+import threading
+
+import pytest
+import torch
+
+from hippo.models.interface.base import StepPlan
+from hippo.types import OpenRequest, Pruning, PruningStrategy, SamplingParams
+from tests.support.models.toy_model import END_TOKEN_ID, ToyModel
+from tests.support.running.services import (
+    POLICIES,
+    relay,
+    serving_draft,
+    serving_target,
+    target_only,
+    toy_request,
+)
+
+ENDS = (END_TOKEN_ID, 9)
+EAGER_TO_END = tuple((token_id, 5.0) for token_id in ENDS)
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+async def test_with_min_tokens_every_policy_gives_the_targets_own_answer(policy: str) -> None:
+    chance = random.Random(policy)
+    num_ended = 0
+    async with (
+        serving_target(ToyModel()) as (_, target_client),
+        serving_draft(ToyModel(noise=0.3)) as (_, draft_client),
+    ):
+        for _ in range(6):
+            min_tokens = chance.choice((0, 1, 5, 17, 40))
+            request = toy_request(
+                f"question {chance.random()}",
+                sampling=SamplingParams(
+                    temperature=chance.choice((0.0, 0.7, 1.2)),
+                    logit_bias=EAGER_TO_END,
+                    seed=chance.getrandbits(64),
+                    min_tokens=min_tokens,
+                ),
+                end_token_ids=ENDS,
+                max_tokens=40,
+            )
+            alone = await target_only(target_client, request)
+            relayed = await relay(draft_client, target_client, request, policy)
+
+            assert relayed.token_ids == alone.token_ids
+            assert not set(alone.token_ids[:min_tokens]) & set(ENDS)
+            assert len(alone.token_ids) >= min_tokens
+            num_ended += alone.token_ids[-1] in ENDS
+    assert num_ended >= 2, "the end tokens were to be likely"
+
+
+async def test_the_draft_holds_end_tokens_back_as_the_target_does() -> None:
+    request = toy_request(
+        sampling=SamplingParams(logit_bias=((END_TOKEN_ID, 100.0),), min_tokens=30),
+        max_tokens=40,
+    )
+    target, draft = ToyModel(), ToyModel()
+    has_drafted = threading.Event()
+
+    def wait_for_draft(plan: StepPlan) -> None:
+        has_drafted.wait(20)
+
+    async with (
+        serving_target(target) as (_, target_client),
+        serving_draft(draft) as (_, draft_client),
+    ):
+        draft.on_forward = lambda plan: has_drafted.set()
+        target.on_forward = wait_for_draft
+        relayed = await relay(draft_client, target_client, request, "vpsd")
+
+    assert len(relayed.token_ids) == 31 and relayed.token_ids[-1] == END_TOKEN_ID
+    drafted = [
+        (place, token_id)
+        for block in relayed.blocks
+        for place, token_id in enumerate(block.token_ids, block.start_index)
+    ]
+    assert drafted
+    assert all((token_id == END_TOKEN_ID) == (place == 30) for place, token_id in drafted)
+    assert not any(verdict.is_rejection for verdict in relayed.verdicts)
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+async def test_every_policy_tells_the_targets_own_log_probabilities(policy: str) -> None:
+    chance = random.Random(policy)
+    target = ToyModel()
+    async with (
+        serving_target(target) as (_, target_client),
+        serving_draft(ToyModel(noise=0.3)) as (_, draft_client),
+    ):
+        for num_top in (0, 1, 20):
+            request = toy_request(
+                f"question {chance.random()}",
+                sampling=SamplingParams(
+                    temperature=chance.choice((0.0, 0.9)),
+                    frequency_penalty=0.3,
+                    logit_bias=EAGER_TO_END,
+                    seed=chance.getrandbits(64),
+                ),
+                end_token_ids=chance.choice(((), ENDS)),
+                num_top_logprobs=num_top,
+            )
+            alone = await target_only(target_client, request)
+            relayed = await relay(draft_client, target_client, request, policy)
+
+            assert relayed.token_ids == alone.token_ids
+            (ours, theirs) = (
+                [one for verdict in answer.verdicts for one in verdict.logprobs]
+                for answer in (relayed, alone)
+            )
+            assert len(ours) == len(theirs) == len(alone.token_ids)
+            for one, other in zip(ours, theirs, strict=True):
+                assert one.logprob == pytest.approx(other.logprob, abs=1e-5)
+                assert len(one.top) == num_top
+                assert [token_id for token_id, _ in one.top] == [
+                    token_id for token_id, _ in other.top
+                ]
+                assert [logprob for _, logprob in one.top] == pytest.approx(
+                    [logprob for _, logprob in other.top], abs=1e-5
+                )
+
+
+async def test_sequences_with_and_without_log_probabilities_share_a_forward() -> None:
+    model = ToyModel()
+    requests = [toy_request(num_top_logprobs=wanted) for wanted in (None, 3)]
+    async with serving_target(model) as (_, client):
+        answers = await asyncio.gather(*(target_only(client, request) for request in requests))
+    plain, told = answers
+    assert plain.token_ids == told.token_ids
+    assert not any(verdict.logprobs for verdict in plain.verdicts)
+    for verdict in told.verdicts:
+        for token_id, one in zip(verdict.token_ids, verdict.logprobs, strict=True):
+            assert one.top[0] == (token_id, one.logprob)  # greedy
+            assert sum(torch.tensor([p for _, p in one.top]).exp()) <= 1.0 + 1e-5
+
+
+def choices_of(request: OpenRequest, count: int) -> list[OpenRequest]:
+    return [
+        dataclasses.replace(
+            request, sampling=dataclasses.replace(request.sampling, choice_index=index)
+        )
+        for index in range(count)
+    ]
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+async def test_choices_at_once_share_a_prefill_and_equal_each_alone(policy: str) -> None:
+    chance = random.Random(policy)
+    target, draft = ToyModel(num_slots=3), ToyModel(num_slots=3, noise=0.3)
+    async with (
+        serving_target(ToyModel(), prefix_cache=False) as (_, cold_client),
+        serving_target(target) as (_, target_client),
+        serving_draft(draft) as (_, draft_client),
+    ):
+        for strategy in (PruningStrategy.NONE, PruningStrategy.UNIFORM, PruningStrategy.HOLISTIC):
+            request = toy_request(
+                f"question {chance.random()}",
+                sampling=SamplingParams(temperature=1.0, seed=chance.getrandbits(64)),
+                pruning=Pruning(strategy, 0.5),
+                num_top_logprobs=2,
+                max_tokens=40,
+                cache_salt=strategy.value,
+            )
+            choices = choices_of(request, 3)
+            alone = [(await target_only(cold_client, one)).token_ids for one in choices]
+            together = await asyncio.gather(
+                *(relay(draft_client, target_client, one, policy) for one in choices)
+            )
+
+            assert [answer.token_ids for answer in together] == alone
+            reused = sorted(answer.verdicts[0].timing.context_length for answer in together)
+            # One that comes just as another ends finds neither its sequence nor its slot.
+            assert reused[0] == 0 and reused[1] in (0, reused[2]) and reused[2] >= 16
+    assert target.num_copied >= 2
+
+
+async def test_rows_of_a_running_sequence_are_copied_only_for_the_same_salt_and_content() -> None:
+    model = ToyModel(num_slots=4)
+    same = toy_request("what happens there?", pruning=Pruning(PruningStrategy.NONE))
+    other = toy_request("what happens here?", pruning=Pruning(PruningStrategy.NONE))
+    num_common, num_all = 16 + len("what happens "), 16 + len("what happens there?") - 1
+    reused: list[int] = []
+    async with serving_target(model) as (_, client):
+        # Which comes first, and whether it is over, is chance; rows of one that is over stay there.
+        while num_all not in reused or not model.num_copied:
+            same, other = (
+                dataclasses.replace(one, cache_salt=one.cache_salt + "a") for one in (same, other)
+            )
+            salted = dataclasses.replace(same, cache_salt=same.cache_salt + "mine")
+            answers = await asyncio.gather(
+                *(target_only(client, one) for one in (same, other, salted, same))
+            )
+            assert answers[0].token_ids == answers[3].token_ids == answers[2].token_ids
+            reused = [answer.verdicts[0].timing.context_length for answer in answers]
+            assert reused[1] in (0, num_common) and reused[2] == 0
+            assert {reused[0], reused[3]} <= {0, num_common, num_all}
+
+
+async def test_a_copied_beginning_outlives_the_sequence_it_came_from() -> None:
+    model = ToyModel(num_slots=2)
+    request = toy_request(pruning=Pruning(PruningStrategy.NONE), end_token_ids=(), max_tokens=100)
+    async with serving_target(model) as (_, client):
+        while not model.num_copied:  # unless they run beside each other, which is chance
+            request = dataclasses.replace(request, cache_salt=request.cache_salt + "a")
+            short = dataclasses.replace(request, max_tokens=10)
+            brief, long = await asyncio.gather(
+                target_only(client, short), target_only(client, request)
+            )
+        again = await target_only(client, request)
+    assert long.token_ids == again.token_ids
+    assert long.token_ids[:10] == brief.token_ids
+    reused = [answer.verdicts[0].timing.context_length for answer in (brief, long)]
+    assert sorted(reused) == [0, 16 + len("what happens?") - 1]
+
+
+async def test_nothing_is_copied_where_prefixes_are_not_kept() -> None:
+    model = ToyModel(num_slots=2)
+    async with serving_target(model, prefix_cache=False) as (_, client):
+        await asyncio.gather(*(target_only(client, toy_request()) for _ in range(2)))
+    assert model.num_copied == 0
+    assert set(model.reused) == {0}

@@ -1,0 +1,182 @@
+"""The services as an operator runs them: flags, port file, signals, exit codes, messages."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from hippo.errors import HippoError
+from hippo.rpc.client import DraftClient, TargetClient
+from hippo.types import ChatMessage, Pace, TextPart
+from services.target.__main__ import main as target_main
+from tests.support.running.services import target_only, toy_request
+from tests.support.running.zygote import ForkedProcess, Zygote
+
+ROOT = Path(__file__).parents[3]
+
+
+Child = subprocess.Popen[str] | ForkedProcess
+
+
+def process(module: str, *arguments: str) -> subprocess.Popen[str]:
+    """A process as an operator starts it."""
+    command = [sys.executable, "-m", module, *arguments]
+    return subprocess.Popen(command, cwd=ROOT, stderr=subprocess.PIPE, text=True)
+
+
+@contextmanager
+def ended(child: Child) -> Iterator[Child]:
+    """Kills the process at the end if it still runs."""
+    try:
+        yield child
+    finally:
+        child.kill()
+        child.communicate()
+
+
+def _port(child: Child, port_file: Path) -> int:
+    while not port_file.exists():
+        assert child.poll() is None, child.communicate()[1]
+        time.sleep(0.05)
+    return int(port_file.read_text())
+
+
+@pytest.mark.parametrize("service", ["draft", "target"])
+def test_a_service_starts_serves_and_stops_in_good_order_on_sigterm(
+    service: str, target_checkpoint: Path, tmp_path: Path, zygote: Zygote
+) -> None:
+    flags = ("--model", str(target_checkpoint), "--port", "0", "--port-file", f"{tmp_path}/port")
+    small = ("--slots", "1", "--max-context-length", "256")
+    core = max(os.sched_getaffinity(0))
+    named = ("--served-name", "tiny", "--cpu-core", str(core))
+    arguments = (*flags, *small, *named)
+    with ended(
+        process("services.target", *arguments)
+        if service == "target"
+        else zygote.start("services.draft", arguments)
+    ) as child:
+        port = _port(child, tmp_path / "port")
+
+        async def use() -> None:
+            client = (DraftClient if service == "draft" else TargetClient)(f"127.0.0.1:{port}")
+            try:
+                await client.wait_ready(90)
+                info = await client.get_model()
+                assert (info.name, info.num_slots, info.max_context_length) == ("tiny", 1, 256)
+                threads = Path(f"/proc/{child.pid}/task").iterdir()
+                assert {frozenset(os.sched_getaffinity(int(t.name))) for t in threads} == {
+                    frozenset({core})
+                }
+                if isinstance(client, TargetClient):
+                    request = toy_request(media=(), messages=_text_only(), max_tokens=5)
+                    assert (await target_only(client, request)).token_ids
+            finally:
+                await client.close()
+
+        asyncio.run(use())
+        child.send_signal(signal.SIGTERM)
+        _, log = child.communicate(timeout=60)
+
+    assert child.returncode == 0, log
+    assert f"listening on 127.0.0.1:{port}" in log
+    assert "stopped" in log
+    assert "Traceback" not in log
+
+
+def test_sigint_while_the_model_loads_ends_the_service(
+    target_checkpoint: Path, tmp_path: Path, zygote: Zygote
+) -> None:
+    flags = ("--model", str(target_checkpoint), "--port", "0", "--port-file", f"{tmp_path}/port")
+    with ended(zygote.start("services.draft", flags)) as child:
+        _port(child, tmp_path / "port")
+        child.send_signal(signal.SIGINT)
+        _, log = child.communicate(timeout=60)
+
+    assert child.returncode == 0, log
+    assert "Traceback" not in log
+
+
+def test_a_missing_model_is_one_clear_line(tmp_path: Path, zygote: Zygote) -> None:
+    flags = ("--model", str(tmp_path / "nothing"), "--port", "0")
+    with ended(zygote.start("services.draft", flags)) as child:
+        _, log = child.communicate(timeout=60)
+
+    assert child.returncode == 1
+    assert str(tmp_path / "nothing") in log
+    assert "Traceback" not in log
+    assert len([line for line in log.splitlines() if " error " in line]) == 1
+
+
+def test_a_device_that_fails_ends_the_service_when_its_answers_have_got_the_error(
+    target_checkpoint: Path, tmp_path: Path, zygote: Zygote
+) -> None:
+    flags = ("--model", str(target_checkpoint), "--port", "0", "--port-file", f"{tmp_path}/port")
+    small = ("--slots", "2", "--max-context-length", "512", "--num-threads", "1")
+    failure_file = tmp_path / "failed"
+    request = toy_request(
+        media=(),
+        messages=_text_only(),
+        max_tokens=400,
+        end_token_ids=(),
+        pace=Pace(max_ahead=1),
+    )
+
+    async def verify(client: TargetClient, begun: asyncio.Semaphore) -> None:
+        async with client.verify(request) as stream:
+            async for _ in stream:
+                begun.release()
+
+    async def use(port: int) -> list[str]:
+        client = TargetClient(f"127.0.0.1:{port}")
+        try:
+            await client.wait_ready(90)
+            begun = [asyncio.Semaphore(0), asyncio.Semaphore(0)]
+            answers = [asyncio.create_task(verify(client, one)) for one in begun]
+            for one in begun:
+                await one.acquire()
+            failure_file.touch()
+            ends = await asyncio.gather(*answers, return_exceptions=True)
+            assert all(isinstance(end, HippoError) for end in ends), ends
+            return [str(end) for end in ends]
+        finally:
+            await client.close()
+
+    arguments = (str(failure_file), *flags, *small)
+    with ended(zygote.start("tests.support.running.failing_service", arguments)) as child:
+        ends = asyncio.run(use(_port(child, tmp_path / "port")))
+        _, log = child.communicate(timeout=60)
+
+    assert child.returncode == 1, log
+    for end in ends:
+        assert "failed inside the service" in end or "the service's device has failed" in end
+    assert log.count("the device failed: CUDA error: an illegal memory access") == 1
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        ((), "--model (or HIPPO_TARGET_MODEL) is required"),
+        (("--model", "m", "--slots", "0"), "--slots is 0"),
+        (("--model", "m", "--tls-key", "k"), "--tls-cert"),
+        (("--model", "m", "--max-queue", "-1"), "--max-queue"),
+        (("--model", "m", "--score-layers", "0"), "--score-layers is 0"),
+    ],
+)
+def test_unsuitable_settings_are_refused_before_anything_is_loaded(
+    flags: tuple[str, ...], words: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert target_main(flags, {}) == 2
+    assert words in capsys.readouterr().err
+
+
+def _text_only() -> tuple[ChatMessage, ...]:
+    return (ChatMessage("user", (TextPart("hello"),)),)

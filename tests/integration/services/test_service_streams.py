@@ -1,0 +1,352 @@
+"""Draft and target services over gRPC, around a toy model: answers, selections, failures."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import dataclasses
+from itertools import pairwise
+from typing import Any
+
+import grpc
+import pytest
+
+from hippo.errors import ContextLengthError, HippoError, InvalidRequestError
+from hippo.models.interface.base import StepPlan
+from hippo.types import (
+    Block,
+    ChatMessage,
+    Commit,
+    FinishReason,
+    Media,
+    MediaKind,
+    Pace,
+    PromptInfo,
+    Pruning,
+    PruningStrategy,
+    SamplingParams,
+    Selection,
+    StepLimits,
+    TextPart,
+    Timing,
+    Verdict,
+)
+from hippo.v1 import target_pb2_grpc
+from tests.support.models.toy_model import ToyModel
+from tests.support.running.gate import Gate
+from tests.support.running.services import (
+    POLICIES,
+    backend_of,
+    relay,
+    serving_draft,
+    serving_target,
+    target_only,
+    toy_request,
+    until,
+    until_free,
+    with_tokenizer,
+)
+
+SAMPLED = SamplingParams(temperature=0.8, seed=7, presence_penalty=0.5, repetition_penalty=1.2)
+DRAFTS = Pace(StepLimits(0, 4, 0), StepLimits(0, 4, 0), max_ahead=8, block_size=2)
+
+
+@pytest.mark.parametrize("sampling", [SamplingParams(), SAMPLED], ids=["greedy", "sampled"])
+@pytest.mark.parametrize("policy", POLICIES)
+async def test_a_relayed_answer_equals_the_target_only_one(
+    policy: str, sampling: SamplingParams
+) -> None:
+    request = toy_request(sampling=sampling, end_token_ids=())
+    target, draft = ToyModel(), ToyModel(noise=0.4)
+    async with (
+        serving_target(target) as (target_service, target_client),
+        serving_draft(draft) as (draft_service, draft_client),
+    ):
+        alone = await target_only(target_client, request)
+        relayed = await relay(draft_client, target_client, request, policy)
+
+        await until_free(target_service)
+        await until_free(draft_service)
+
+    assert len(alone.token_ids) == request.max_tokens
+    assert relayed.token_ids == alone.token_ids
+    if policy != "adaptive":  # which may find that a toy draft is not worth its while
+        assert (len(relayed.verdicts) == len(alone.verdicts)) == (policy == "off")
+    assert target.threads == draft.threads == {"device"}
+
+
+@pytest.mark.parametrize("sampling", [SamplingParams(), SAMPLED], ids=["greedy", "sampled"])
+@pytest.mark.parametrize("policy", POLICIES)
+async def test_a_default_limit_gives_way_to_the_context_and_changes_no_token(
+    policy: str, sampling: SamplingParams
+) -> None:
+    context = 29 + 31  # the prompt, and what is left
+    asked = toy_request(sampling=sampling, end_token_ids=(), max_tokens=31)
+    open_ended = dataclasses.replace(asked, max_tokens=50, is_max_tokens_default=True)
+    async with (
+        serving_target(ToyModel(max_context_length=context)) as (_, target_client),
+        serving_draft(ToyModel(max_context_length=context, noise=0.4)) as (_, draft_client),
+    ):
+        expected = await target_only(target_client, asked)
+        alone = await target_only(target_client, open_ended)
+        relayed = await relay(draft_client, target_client, open_ended, policy)
+        with pytest.raises(ContextLengthError, match="max_tokens is 50"):
+            await target_only(target_client, dataclasses.replace(asked, max_tokens=50))
+
+    assert len(expected.token_ids) == 31
+    assert alone.token_ids == relayed.token_ids == expected.token_ids
+    assert alone.verdicts[-1].finish_reason is FinishReason.LENGTH
+    assert relayed.verdicts[-1].finish_reason is FinishReason.LENGTH
+    if policy != "adaptive":  # which may find that a toy draft is not worth its while
+        assert bool(relayed.blocks) == (policy != "off")
+    assert all(block.start_index + len(block.token_ids) < 31 for block in relayed.blocks)
+
+
+async def test_the_target_tells_prompt_selection_and_verdicts_with_their_times() -> None:
+    request = toy_request(max_tokens=5, end_token_ids=())
+    async with serving_target(ToyModel()) as (_, client):
+        async with client.verify(request) as stream:
+            messages = [message async for message in stream]
+
+    prompt, selection, *verdicts = messages
+    assert isinstance(prompt, PromptInfo)
+    assert (prompt.num_prompt_tokens, prompt.num_visual_tokens) == (16 + len("what happens?"), 16)
+    assert prompt.preprocess_ns > 0
+    assert isinstance(selection, Selection)
+    assert selection.num_visual_tokens == 16
+    assert len(selection.kept_indices) == 8
+    assert [verdict.start_index for verdict in verdicts if isinstance(verdict, Verdict)] == [
+        0, 1, 2, 3, 4,
+    ]  # fmt: skip
+    last = verdicts[-1]
+    assert isinstance(last, Verdict)
+    assert last.finish_reason is FinishReason.LENGTH
+    first = verdicts[0]
+    assert isinstance(first, Verdict)
+    assert first.timing.num_rows == prompt.num_prompt_tokens
+    assert first.timing.forward_ns > 0
+    assert last.timing.num_rows == 1
+    assert last.timing.context_length == prompt.num_prompt_tokens + 3
+    assert last.timing.forward_ns > 0
+
+
+@pytest.mark.parametrize(
+    ("pruning", "num_kept"),
+    [
+        (Pruning(PruningStrategy.NONE), None),
+        (Pruning(PruningStrategy.UNIFORM, 0.75), 4),
+        (Pruning(PruningStrategy.RANDOM, 0.5, seed=3), 8),
+        (Pruning(PruningStrategy.BLIND), 0),
+    ],
+)
+async def test_the_draft_prefills_on_the_selected_visual_tokens(
+    pruning: Pruning, num_kept: int | None
+) -> None:
+    draft = ToyModel()
+    request = toy_request(pruning=pruning, max_tokens=8)
+    async with (
+        serving_target(ToyModel()) as (_, target_client),
+        serving_draft(draft) as (_, draft_client),
+    ):
+        draft.kept.clear()
+        await relay(draft_client, target_client, request, "vpsd")
+
+    assert draft.kept == [num_kept]
+
+
+async def test_the_draft_proposes_while_nobody_commits_and_stops_at_its_limit() -> None:
+    request = toy_request(pace=DRAFTS, end_token_ids=())
+    async with serving_draft(ToyModel()) as (service, client):
+        async with client.draft(request) as stream:
+            assert isinstance(await anext(stream), PromptInfo)
+            await stream.send_message(Selection(tuple(range(16)), 16))
+            assert isinstance(await anext(stream), Timing)
+            blocks = [block async for block in _until_exhausted(stream)]
+            drafted = [token_id for block in blocks for token_id in block.token_ids]
+            assert len(drafted) == 8
+            for earlier, later in pairwise(blocks):
+                assert later.start_index == earlier.start_index + len(earlier.token_ids)
+            assert all(block.step_ns > 0 for block in blocks[1:])
+
+            await stream.send_message(Commit(0, 0, tuple(drafted[:3])))
+            following = await anext(stream)
+            assert isinstance(following, Block)
+            assert following.start_index == 8
+        await until_free(service)
+
+
+async def test_a_draft_that_joins_in_mid_answer_goes_on_where_the_target_is() -> None:
+    request = toy_request(pace=DRAFTS, end_token_ids=())
+    async with (
+        serving_target(ToyModel()) as (_, target_client),
+        serving_draft(ToyModel()) as (_, draft_client),
+    ):
+        alone = (await target_only(target_client, request)).token_ids
+        joining = dataclasses.replace(request, committed_ids=tuple(alone[:20]), epoch=3)
+        async with draft_client.draft(joining) as stream:
+            await stream.send_message(Selection(tuple(range(16)), 16))
+            found = [message async for message in _until_exhausted(stream)]
+
+    drafted = [token_id for block in found for token_id in block.token_ids]
+    assert found[0].start_index == 20
+    assert found[0].epoch == 3
+    assert drafted == alone[20 : 20 + len(drafted)]
+
+
+async def _until_exhausted(stream: Any) -> Any:
+    async for message in stream:
+        if isinstance(message, Block):
+            yield message
+            if message.is_exhausted:
+                return
+
+
+@pytest.mark.parametrize("wait_ns", [10**15, 2**64 - 1])
+async def test_a_sequence_that_waits_for_its_draft_does_not_hold_up_another(wait_ns: int) -> None:
+    patient = StepLimits(4, 4, wait_ns)
+    waiting_request = toy_request(pace=Pace(patient, patient, 8, 4), end_token_ids=())
+    async with serving_target(ToyModel()) as (_, client):
+        async with client.verify(waiting_request) as waiting:
+            async for message in waiting:
+                if isinstance(message, Verdict):
+                    break
+            other = await target_only(client, toy_request(end_token_ids=()))
+            assert len(other.token_ids) == 60
+
+            await waiting.send_message(Pace())
+            verdict = await anext(waiting)
+            assert isinstance(verdict, Verdict)
+            assert verdict.start_index == 1
+            assert verdict.timing.wait_ns > 0
+
+
+async def test_a_failing_sequence_ends_alone() -> None:
+    patient = StepLimits(4, 4, wait_ns=10**15)
+    model = ToyModel(num_slots=3)
+    async with serving_target(model) as (service, client):
+        slots: list[int] = []
+        bad, good = (
+            toy_request(text, pace=Pace(patient, patient, 8, 4), end_token_ids=())
+            for text in ("bad", "good")
+        )
+        expected = await target_only(client, dataclasses.replace(good, pace=Pace()))
+        async with contextlib.AsyncExitStack() as streams:
+            model.on_piece = lambda slot: None if slot in slots else slots.append(slot)
+            opened = []
+            for request in (bad, good):  # one after the other: the first slot is the bad one's
+                stream = await streams.enter_async_context(client.verify(request))
+                while not isinstance(await anext(stream), Verdict):
+                    pass
+                opened.append(stream)
+            doomed, lives = opened
+            model.on_piece = lambda slot: None
+            gate = Gate()
+            failed: list[StepPlan] = []
+
+            def fail_on_bad(plan: StepPlan) -> None:
+                if len(plan.sequences) == 1 and plan.sequences[0].slot not in slots:
+                    gate(plan)
+                elif any(rows.slot == slots[0] and rows.start_index for rows in plan.sequences):
+                    failed.append(plan)
+                    raise RuntimeError("a kernel failed")
+
+            # A third sequence holds the device until both are ready for the same forward.
+            model.on_forward = fail_on_bad
+            third = asyncio.create_task(target_only(client, toy_request("third", max_tokens=3)))
+            await until(gate.has_arrived.is_set)
+            engine = backend_of(service).engine
+            for sequence in list(engine._sequences)[:2]:
+                engine.post_message(sequence, Pace())
+            gate.open()
+
+            with pytest.raises(HippoError, match="failed inside the service"):
+                async for _ in doomed:
+                    pass
+            tokens = [i async for v in lives if isinstance(v, Verdict) for i in v.token_ids]
+            await third
+        assert tokens == expected.token_ids[1:]
+        assert max(len(plan.sequences) for plan in failed) > 1, "the forward was not shared"
+        await until_free(service)
+        assert backend_of(service).engine.counters.num_failed == 1
+        assert await client.health_problem() is None
+
+
+async def test_a_failing_device_ends_all_sequences_and_the_service_stops_serving() -> None:
+    model = ToyModel()
+    async with serving_target(model) as (service, client):
+
+        def fail(_: StepPlan) -> None:
+            raise RuntimeError("the device is lost")
+
+        model.on_forward = fail
+        with pytest.raises(HippoError):
+            await target_only(client, toy_request(end_token_ids=()))
+
+        await until_free(service)
+        while await client.health_problem() is None:
+            await asyncio.sleep(0.01)
+        with pytest.raises(HippoError, match="device has failed"):
+            await target_only(client, toy_request())
+
+
+async def test_a_failing_device_ends_what_a_draft_drafts_and_it_stops_serving() -> None:
+    def fail(_: StepPlan) -> None:
+        raise RuntimeError("the device is lost")
+
+    model = ToyModel()
+    async with serving_draft(model) as (service, client):
+        model.on_forward = fail
+        with pytest.raises(HippoError, match="inside the service"):
+            async with client.draft(toy_request(pace=DRAFTS, end_token_ids=())) as stream:
+                await stream.send_message(Selection(tuple(range(16)), 16))
+                async for _ in stream:
+                    pass
+        await until_free(service)
+        while await client.health_problem() is None:
+            await asyncio.sleep(0.01)
+
+
+async def test_a_request_above_the_message_limit_is_invalid_and_one_at_the_limit_arrives() -> None:
+    async with serving_target(ToyModel(), max_message_mib=2) as (_, client):
+        for num_mib, reason in ((19, "larger than max"), (2, "not a toy video")):
+            request = toy_request(media=(Media(MediaKind.VIDEO, bytes(num_mib << 20)),))
+            with pytest.raises(InvalidRequestError, match=reason):
+                await target_only(client, request)
+
+
+async def test_blocks_sent_after_the_end_are_ignored() -> None:
+    async with serving_target(ToyModel()) as (_, client):
+        async with client.verify(toy_request(max_tokens=2, end_token_ids=())) as stream:
+            async for _ in stream:
+                pass
+            await stream.send_message(Block(0, 2, (3,)))
+
+
+async def test_streams_that_send_nothing_are_bounded_and_ended(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("hippo.service.streams._OPEN_S", 0.5)
+    monkeypatch.setattr("hippo.service.streams._MOST_UNOPENED", 2)
+    async with serving_target(ToyModel()) as (service, client):
+        async with grpc.aio.insecure_channel(client.address) as channel:
+            stub: Any = target_pb2_grpc.TargetServiceStub(channel)
+            calls = [stub.Verify() for _ in range(3)]
+            codes = [await asyncio.wait_for(call.code(), 30) for call in calls]
+        # A stream that sends something at once is never the oldest that has sent nothing.
+        exceeded, exhausted = grpc.StatusCode.DEADLINE_EXCEEDED, grpc.StatusCode.RESOURCE_EXHAUSTED
+        assert sorted(codes, key=str) == sorted((exceeded, exceeded, exhausted), key=str)
+        await until(lambda: service.num_streams == 0)
+        assert await target_only(client, toy_request())
+
+
+async def test_a_text_beyond_the_context_is_refused_before_it_is_tokenized() -> None:
+    model = with_tokenizer(ToyModel())
+
+    def prepared(*_: object) -> None:
+        raise AssertionError("the prompt is made")
+
+    request = toy_request(messages=(ChatMessage("user", (TextPart("w1 " * 100_000),)),))
+    async with serving_target(model) as (_, client):
+        model.prepare_prompt = prepared  # type: ignore[assignment,method-assign]
+        with pytest.raises(ContextLengthError, match="characters; the context of"):
+            await target_only(client, request)

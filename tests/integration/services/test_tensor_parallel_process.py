@@ -1,0 +1,180 @@
+"""A target on two ranks as an operator runs it: its output, its failures and its ends."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import signal
+import time
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from pathlib import Path
+from typing import Any, Protocol
+
+import psutil
+import pytest
+import torch
+
+from hippo.errors import UnavailableError
+from hippo.models.interface.plan import LoadPlan
+from hippo.models.load import load_model
+from hippo.rpc.client import TargetClient
+from hippo.types import ChatMessage, TextPart
+from tests.support.devices.parallel import followers_of
+from tests.support.running.services import serving_target, target_only, toy_request
+from tests.support.running.zygote import ForkedProcess, Zygote
+
+TEXT = toy_request(
+    media=(), messages=(ChatMessage("user", (TextPart("hello"),)),), max_tokens=24, end_token_ids=()
+)
+
+
+class Start(Protocol):
+    """Starts a target whose port goes into a file."""
+
+    def __call__(
+        self, folder: Path, port_file: Path, *flags: str
+    ) -> AbstractContextManager[ForkedProcess]: ...
+
+
+@pytest.fixture
+def start(zygote: Zygote, monkeypatch: pytest.MonkeyPatch) -> Start:
+    """The followers are processes of their own; rank 0 is forked."""
+    if torch.accelerator.is_available():
+        pytest.skip("ranks on the CPU need the accelerator hidden: CUDA_VISIBLE_DEVICES=")
+
+    @contextmanager
+    def started(folder: Path, port_file: Path, *flags: str) -> Iterator[ForkedProcess]:
+        monkeypatch.setenv("TMPDIR", str(port_file.parent))
+        arguments = (
+            *("--model", str(folder), "--port", "0", "--port-file", str(port_file)),
+            *("--tensor-parallel", "2", "--num-threads", "1", "--dtype", "float32"),
+            *("--slots", "1", "--max-context-length", "512", *flags),
+        )
+        child = zygote.start("services.target", arguments)
+        try:
+            yield child
+            assert list(port_file.parent.glob("hippo-ranks-*")) == []
+        finally:
+            child.kill()
+            child.communicate()
+
+    return started
+
+
+def _wait(condition: Callable[[], Any]) -> Any:
+    """What becomes true; the test's timeout ends it."""
+    while not (value := condition()):
+        time.sleep(0.02)
+    return value
+
+
+def _port(port_file: Path) -> int:
+    _wait(port_file.exists)
+    return int(port_file.read_text())
+
+
+def _follower(child: ForkedProcess) -> psutil.Process:
+    (follower,) = _wait(lambda: followers_of(child.pid))
+    assert isinstance(follower, psutil.Process)
+    return follower
+
+
+def _has_ended(process: psutil.Process) -> bool:
+    return not process.is_running() or process.status() == psutil.STATUS_ZOMBIE
+
+
+def test_a_service_on_two_ranks_serves_one_ranks_output_and_stops_in_good_order(
+    target_checkpoint: Path, tmp_path: Path, start: Start
+) -> None:
+    async def expected() -> list[int]:
+        model = load_model(
+            LoadPlan(str(target_checkpoint), dtype="float32", max_context_length=512)
+        )
+        async with serving_target(model) as (_, client):
+            return (await target_only(client, TEXT)).token_ids
+
+    async def use(port: int) -> list[int]:
+        client = TargetClient(f"127.0.0.1:{port}")
+        try:
+            await client.wait_ready(90)
+            return (await target_only(client, TEXT)).token_ids
+        finally:
+            await client.close()
+
+    cores = psutil.Process().cpu_affinity()
+    flags = ("--cpu-cores", f"{cores[0]},{cores[-1]}")
+    with start(target_checkpoint, tmp_path / "port", *flags) as child:
+        ids = asyncio.run(use(_port(tmp_path / "port")))
+        follower = _follower(child)
+        assert follower.cpu_affinity() == [cores[-1]]
+        child.send_signal(signal.SIGTERM)
+        _, log = child.communicate(timeout=60)
+
+    assert child.returncode == 0, log
+    assert _has_ended(follower)
+    assert ids == asyncio.run(expected())
+    assert "rank 1: loading: 100 %" in log
+    assert "stopped" in log
+    assert "Traceback" not in log and "Fatal" not in log
+
+
+def test_a_follower_that_is_killed_ends_the_service_with_a_clear_message(
+    target_checkpoint: Path, tmp_path: Path, start: Start
+) -> None:
+    endless = dataclasses.replace(TEXT, max_tokens=450)
+
+    async def use(port: int, child: ForkedProcess) -> None:
+        client = TargetClient(f"127.0.0.1:{port}")
+        try:
+            await client.wait_ready(90)
+            with pytest.raises(UnavailableError):
+                async with client.verify(endless) as stream:
+                    async for _ in stream:
+                        _follower(child).kill()
+                        break
+                    async for _ in stream:
+                        pass
+        finally:
+            await client.close()
+
+    with start(target_checkpoint, tmp_path / "port") as child:
+        asyncio.run(use(_port(tmp_path / "port"), child))
+        _, log = child.communicate(timeout=60)
+
+    assert child.returncode == 1, log
+    assert "the process of rank 1 was ended by SIGKILL" in log
+
+
+def test_followers_end_when_rank_0_ends_for_whatever_reason(
+    target_checkpoint: Path, tmp_path: Path, start: Start
+) -> None:
+    with start(target_checkpoint, tmp_path / "port") as child:
+        follower = _follower(child)
+        child.kill()
+        _wait(lambda: _has_ended(follower))
+
+
+def test_a_follower_that_ends_while_it_loads_ends_the_service(
+    target_checkpoint: Path, tmp_path: Path, start: Start
+) -> None:
+    with start(target_checkpoint, tmp_path / "port") as child:
+        _follower(child).kill()
+        _, log = child.communicate(timeout=60)
+
+    assert child.returncode == 1, log
+    assert "the process of rank 1 was ended by SIGKILL" in log
+    assert "Traceback" not in log
+
+
+def test_sigterm_while_the_ranks_load_leaves_no_process_behind(
+    target_checkpoint: Path, tmp_path: Path, start: Start
+) -> None:
+    with start(target_checkpoint, tmp_path / "port") as child:
+        follower = _follower(child)
+        child.send_signal(signal.SIGTERM)
+        _, log = child.communicate(timeout=60)
+
+    assert child.returncode == 0, log
+    assert _has_ended(follower)
+    assert "Traceback" not in log

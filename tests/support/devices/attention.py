@@ -1,0 +1,103 @@
+"""Scores of a prompt's visual tokens by transformers' own layers."""
+
+from __future__ import annotations
+
+import importlib
+import itertools
+from typing import Any
+
+import torch
+
+from hippo.models.interface.base import Prompt
+
+
+def reference_scores(
+    model: Any, inputs: Any, prompt: Prompt, *, num_layers: int, scope: str
+) -> torch.Tensor:
+    """Scores of the first ``num_layers`` layers, ``[num_layers, num_visual_tokens]``.
+
+    ``model`` is transformers' with layers of Qwen2 or Qwen3; ``inputs`` are its processor's for
+    ``prompt``. Every layer's whole ``[heads, length, length]`` product is computed, head by head.
+    """
+    qwen2: Any = importlib.import_module("transformers.models.qwen2.modeling_qwen2")
+    layers = model.model.language_model.layers
+    seen: list[tuple[torch.Tensor, Any]] = []
+
+    def keep(_module: Any, _args: Any, kwargs: dict[str, Any]) -> None:
+        seen.append((kwargs["hidden_states"], kwargs["position_embeddings"]))
+
+    hooks = [
+        layer.self_attn.register_forward_pre_hook(keep, with_kwargs=True)
+        for layer in layers[:num_layers]
+    ]
+    try:
+        model.model.rope_deltas = None
+        with torch.no_grad():
+            model(**inputs, use_cache=False)
+    finally:
+        for hook in hooks:
+            hook.remove()
+    scores = []
+    for layer, (hidden, (cosines, sines)) in zip(layers, seen, strict=False):
+        attention = layer.self_attn
+        heads = (*hidden.shape[:-1], -1, attention.head_dim)
+        with torch.no_grad():
+            query, key = attention.q_proj(hidden).view(heads), attention.k_proj(hidden).view(heads)
+            if hasattr(attention, "q_norm"):
+                query, key = attention.q_norm(query), attention.k_norm(key)
+            query, key = query.transpose(1, 2), key.transpose(1, 2)
+            query, key = qwen2.apply_rotary_pos_emb(query, key, cosines, sines)
+            key = qwen2.repeat_kv(key, attention.num_key_value_groups)
+            logits = (query[0] @ key[0].transpose(-1, -2)) * attention.scaling  # [heads, n, n]
+        asked = logits[:, prompt.question_indices]
+        if scope == "causal":  # as the model attends: all text behind the videos
+            length = prompt.length
+            logits += torch.full((length, length), -torch.inf).triu(1)
+            asked = logits[:, text_behind(prompt)]
+        if scope == "visual":
+            weights = asked[:, :, prompt.visual_indices].softmax(-1)
+        else:
+            weights = asked.softmax(-1)[:, :, prompt.visual_indices]
+        scores.append(weights.mean((0, 1)))
+    return torch.stack(scores)
+
+
+def text_behind(prompt: Prompt) -> list[int]:
+    """The places of the text behind the last video, one by one."""
+    visual = {*prompt.visual_indices.tolist(), *prompt.other_indices.tolist()}
+    last = int(prompt.visual_indices[-1])
+    return [place for place in range(last + 1, prompt.length) if place not in visual]
+
+
+def reference_alignment(
+    model: Any, inputs: Any, prompt: Prompt, *, num_layers: int
+) -> torch.Tensor:
+    """ParallelVLM's UV-Prune, as its formula reads: the change of each cosine between a visual
+    token's and a question token's hidden state, from layer to layer, summed over the first
+    ``num_layers`` layers; the mean over the question. ``[num_visual_tokens]``."""
+    layers = model.model.language_model.layers
+    states: list[torch.Tensor] = []
+
+    def keep(_module: Any, args: Any, kwargs: dict[str, Any]) -> None:
+        states.append((args[0] if args else kwargs["hidden_states"])[0])
+
+    hooks = [
+        layer.register_forward_pre_hook(keep, with_kwargs=True)
+        for layer in layers[: num_layers + 1]
+    ]
+    try:
+        model.model.rope_deltas = None
+        with torch.no_grad():
+            model(**inputs, use_cache=False)
+    finally:
+        for hook in hooks:
+            hook.remove()
+    assert len(states) == num_layers + 1
+    cosines = [
+        torch.nn.functional.cosine_similarity(
+            state[prompt.visual_indices, None], state[None, prompt.question_indices], dim=-1
+        )
+        for state in states
+    ]
+    changes = [after - before for before, after in itertools.pairwise(cosines)]
+    return torch.stack(changes).sum(0).mean(1)

@@ -1,0 +1,338 @@
+"""A CUDA device that is pretended, so that device placement is tested where there is no GPU.
+
+Inside ``pretend_cuda`` tensors can be made on and moved to ``cuda:0``. They hold their numbers on
+the CPU, where every operation really runs, but they say that they are on the GPU, and an operation
+is refused as on a real one when its tensors are on different devices. Whatever would make the host
+wait for a GPU is counted. What kernels a GPU chooses, and what they give, this cannot tell.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import os
+import traceback
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+from unittest import mock
+
+import torch
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from tests.support.devices.flash_operator import flash_operator
+
+CUDA = torch.device("cuda:0")
+_GIB = 1 << 30
+
+# Of CPU tensors beside CUDA ones, what real kernels take: numbers without dimensions, what is
+# copied, and places to index by.
+_TAKES_BOTH = ("copy_", "_to_copy", "index", "index_put", "index_put_", "_index_put_impl_")
+_OF_THE_HOST = ("is_pinned", "_pin_memory", "histc")  # see run_pretended
+_WAITS = ("_local_scalar_dense", "nonzero", "equal", "is_nonzero", "masked_select", "unique2")
+
+
+class PretendTensor(torch.Tensor):
+    """A tensor that says it is on the GPU; ``numbers`` are on the CPU."""
+
+    numbers: torch.Tensor
+
+    @staticmethod
+    def __new__(cls, numbers: torch.Tensor) -> PretendTensor:
+        made: PretendTensor = torch.Tensor._make_wrapper_subclass(
+            cls,
+            numbers.shape,
+            strides=numbers.stride(),
+            storage_offset=numbers.storage_offset(),
+            dtype=numbers.dtype,
+            device=CUDA,
+        )
+        made.numbers = numbers
+        return made
+
+    @classmethod
+    def __torch_dispatch__(  # type: ignore[override]
+        cls, func: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        """Reached outside of ``pretend_cuda`` only."""
+        return run_pretended(func, args, kwargs or {}, [])
+
+
+def run_pretended(func: Any, args: Any, kwargs: Any, waits: list[str]) -> Any:
+    """Runs an operation on the numbers; its results are where they would be."""
+    name = func.overloadpacket.__name__
+    flat = _leaves([*args, *kwargs.values()])
+    tensors = [each for each in flat if isinstance(each, torch.Tensor)]
+    pretended = [each for each in tensors if isinstance(each, PretendTensor)]
+    devices = [each for each in flat if isinstance(each, torch.device)]
+    is_made_there = any(device.type == "cuda" for device in devices)
+    if not (pretended or is_made_there or name in _OF_THE_HOST or "pin_memory" in kwargs):
+        return func(*args, **kwargs)
+    for each in pretended:
+        if each.shape != each.numbers.shape:  # somebody set its ``data``
+            raise RuntimeError(f"{func}: a tensor of shape {tuple(each.shape)}, emptied before")
+    ordinary = [each for each in tensors if not isinstance(each, PretendTensor) and each.dim()]
+    if pretended and ordinary and name not in _TAKES_BOTH:
+        raise RuntimeError(
+            f"{func}: expected all tensors to be on the same device, but found cuda:0 and cpu"
+        )
+    if name in ("index", "index_put", "index_put_") and not isinstance(args[0], PretendTensor):
+        assert not pretended, f"{func}: indices are on cuda:0, what is indexed is on the cpu"
+    goes_there = bool(pretended) and not devices
+    is_copied_here = name == "copy_" and not isinstance(args[0], PretendTensor)
+    if is_made_there and ordinary and (not kwargs.get("non_blocking") or _is_paged(ordinary[0])):
+        waits.append(f"{name} at {_caller()}")
+    if name == "copy_" and ordinary and pretended and args[1] is ordinary[0]:
+        if not (len(args) > 2 and args[2]) or _is_paged(ordinary[0]):
+            waits.append(f"{name} at {_caller()}")
+    if pretended:
+        is_read = name in _WAITS or bool(devices and not is_made_there)
+        is_read |= is_copied_here and not (len(args) > 2 and args[2])  # non_blocking
+        is_masked = name in ("index", "index_put_") and any(
+            index is not None
+            and (index.dtype in (torch.bool, torch.uint8) or not isinstance(index, PretendTensor))
+            for index in args[1]
+        )
+        if is_read or is_masked:
+            waits.append(f"{name} at {_caller()}")
+    if name == "_local_scalar_dense" or (
+        name == "copy_" and not isinstance(args[0], PretendTensor)
+    ):
+        goes_there = False
+    if name == "is_pinned":
+        return getattr(args[0], "is_pretended_pinned", False)
+    if name == "_pin_memory":
+        pinned = args[0].clone()
+        pinned.is_pretended_pinned = True
+        return pinned
+    args, kwargs = _mapped(_really, args), _mapped(_really, kwargs)
+    kwargs.pop("pin_memory", None)
+    if name == "histc":  # a CPU counts no integers
+        args = (args[0].double(), *args[1:])
+    result = func(*args, **kwargs)
+    if name == "histc":
+        result = result.int()
+    if not (goes_there or is_made_there):
+        return result
+    known = {id(each.numbers): each for each in pretended}  # what an operation in place gives back
+    return _mapped(
+        lambda each: _wrapped(each, known) if isinstance(each, torch.Tensor) else each, result
+    )
+
+
+def _leaves(values: Iterable[Any]) -> list[Any]:
+    """What the values and the lists among them hold."""
+    found: list[Any] = []
+    for value in values:
+        if isinstance(value, list | tuple):
+            found += _leaves(value)
+        else:
+            found.append(value)
+    return found
+
+
+def _mapped(function: Callable[[Any], Any], value: Any) -> Any:
+    """The value with the function's result for each leaf."""
+    if type(value) in (list, tuple):
+        return type(value)([_mapped(function, each) for each in value])
+    if type(value) is dict:
+        return {name: _mapped(function, each) for name, each in value.items()}
+    return function(value)
+
+
+def _is_paged(source: torch.Tensor) -> bool:
+    """Whether a copy from there is more than the driver stages at once."""
+    return source.nbytes > 1 << 16 and not getattr(source, "is_pretended_pinned", False)
+
+
+def _wrapped(numbers: torch.Tensor, known: dict[int, PretendTensor]) -> PretendTensor:
+    found = known.get(id(numbers))
+    return PretendTensor(numbers) if found is None else found
+
+
+def _really(value: Any) -> Any:
+    if isinstance(value, PretendTensor):
+        return value.numbers
+    is_there = isinstance(value, torch.device) and value.type == "cuda"
+    return torch.device("cpu") if is_there else value
+
+
+_ROOT = Path(__file__).resolve().parents[3]  # a folder that may itself be called hippo
+_PROJECT = (f"{_ROOT}/hippo/", f"{_ROOT}/services/")
+
+
+def _caller() -> str:
+    """The project's line that is running."""
+    for frame in reversed(traceback.extract_stack()):
+        if frame.filename.startswith(_PROJECT):
+            return f"{frame.filename.rpartition('/')[2]}:{frame.lineno}"
+    return "a test"
+
+
+class _Dispatch(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    def __init__(self, waits: list[str]) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.waits = waits
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return run_pretended(func, args, kwargs or {}, self.waits)
+
+
+class _Functions(TorchFunctionMode):
+    """Methods whose bindings ask for the real device, by operations that are dispatched."""
+
+    def __init__(self, waits: list[str]) -> None:
+        super().__init__()
+        self._waits = waits
+        self._instead: dict[Any, Any] = {
+            torch.Tensor.__getitem__: _get_item,
+            torch.Tensor.__setitem__: _set_item,
+            torch.Tensor.contiguous: lambda x: (
+                x if x.is_contiguous() else x.clone(memory_format=torch.contiguous_format)
+            ),
+            torch.Tensor.copy_: lambda x, source, non_blocking=False: torch.ops.aten.copy_.default(
+                x, source, non_blocking
+            ),
+            torch.Tensor.__invert__: torch.ops.aten.bitwise_not.default,
+            torch.Tensor.tolist: lambda x: self._read(x, "tolist").tolist(),
+            torch.Tensor.item: lambda x: self._read(x, "item").item(),
+            torch.Tensor.cpu: lambda x: self._read(x, "cpu").clone(),
+            torch.Tensor.__bool__: lambda x: bool(self._read(x, "bool")),
+            torch.Tensor.__int__: lambda x: int(self._read(x, "int")),
+            torch.Tensor.__float__: lambda x: float(self._read(x, "float")),
+        }
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func in self._instead and isinstance(args[0], PretendTensor):
+            return self._instead[func](*args, **(kwargs or {}))
+        return func(*args, **(kwargs or {}))
+
+    def _read(self, tensor: PretendTensor, name: str) -> torch.Tensor:
+        self._waits.append(f"{name} at {_caller()}")
+        return tensor.numbers
+
+
+def _get_item(tensor: torch.Tensor, index: Any) -> torch.Tensor:
+    view, tensors = _subscripted(tensor, index)
+    if tensors:
+        found: torch.Tensor = torch.ops.aten.index.Tensor(view, tensors)
+        return found
+    return torch.ops.aten.alias(view) if view is tensor else view
+
+
+def _set_item(tensor: torch.Tensor, index: Any, value: Any) -> None:
+    view, tensors = _subscripted(tensor, index)
+    if not isinstance(value, torch.Tensor):
+        value = torch.full((), value, dtype=view.dtype, device=CUDA)
+    if tensors:
+        torch.ops.aten.index_put_.default(view, tensors, value)
+    else:
+        torch.ops.aten.copy_.default(view, value)
+
+
+def _subscripted(
+    tensor: torch.Tensor, index: Any
+) -> tuple[torch.Tensor, list[torch.Tensor | None]]:
+    """The view that plain subscripts give, and the tensors to index that by."""
+    given = index if isinstance(index, tuple) else (index,)
+    num_dims = sum(each is not None and each is not Ellipsis for each in given)
+    dim, tensors = 0, dict[int, torch.Tensor]()
+    for each in given:
+        if each is Ellipsis:
+            dim += tensor.dim() - dim - (num_dims - _num_before(given))
+        elif each is None:
+            tensor, dim = tensor.unsqueeze(dim), dim + 1
+        elif isinstance(each, torch.Tensor):
+            tensors[dim], dim = each, dim + 1
+        elif isinstance(each, slice):
+            step = 1 if each.step is None else each.step
+            tensor = torch.ops.aten.slice.Tensor(tensor, dim, each.start, each.stop, step)
+            dim += 1
+        else:
+            tensor = torch.select(tensor, dim, each)
+    last = max(tensors, default=-1)
+    return tensor, [tensors.get(dim) for dim in range(last + 1)]
+
+
+def _num_before(given: tuple[Any, ...]) -> int:
+    before = given[: next(place for place, each in enumerate(given) if each is Ellipsis)]
+    return sum(each is not None for each in before)
+
+
+class _Event:
+    """Has always happened."""
+
+    def record(self, _stream: Any = None) -> None: ...
+    def synchronize(self) -> None: ...
+
+
+@contextlib.contextmanager
+def pretend_cuda() -> Iterator[list[str]]:
+    """There is one CUDA device meanwhile; gives what waits for it, as it does.
+
+    Tensors are made on it in this thread; in another one, inside ``on_thread``.
+    """
+    waits: list[str] = []
+    with pretended_device(), on_thread(waits):
+        yield waits
+
+
+@contextlib.contextmanager
+def pretended_device() -> Iterator[None]:
+    """torch finds a CUDA device meanwhile."""
+    properties = SimpleNamespace(
+        uuid="GPU-pretended", name="pretended", total_memory=80 * _GIB, major=9, minor=0
+    )
+    instead: dict[str, Any] = {
+        "is_available": lambda: True,
+        "device_count": lambda: 1,
+        "set_device": lambda _device: None,
+        "device": lambda _device: contextlib.nullcontext(),
+        "mem_get_info": lambda _device=None: (64 * _GIB, 80 * _GIB),
+        "memory_reserved": lambda _device=None: 0,
+        "empty_cache": lambda: None,
+        "get_device_properties": lambda _device=None: properties,
+        "_lazy_init": lambda: None,
+        "Event": _Event,
+        "current_stream": lambda _device=None: None,
+    }
+    mode: Any = torch.inference_mode  # its tensors know no versions, which subclasses need
+    without_gradients = torch.no_grad
+    overwrites = torch.__future__.get_overwrite_module_params_on_conversion()
+    with contextlib.ExitStack() as stack:
+        for name, function in instead.items():
+            stack.enter_context(mock.patch.object(torch.cuda, name, function))
+        stack.enter_context(mock.patch.object(mode, "__enter__", without_gradients.__enter__))
+        stack.enter_context(mock.patch.object(mode, "__exit__", without_gradients.__exit__))
+        stack.enter_context(flash_operator())
+        stack.enter_context(_fused_norm())
+        # transformers reads weights in threads, which know nothing of this device.
+        stack.enter_context(mock.patch.dict(os.environ, HF_DEACTIVATE_ASYNC_LOAD="1"))
+        torch.__future__.set_overwrite_module_params_on_conversion(True)
+        stack.callback(torch.__future__.set_overwrite_module_params_on_conversion, overwrites)
+        yield
+
+
+@contextlib.contextmanager
+def _fused_norm() -> Iterator[None]:
+    """A GPU has a kernel for RMS norms, so torch does not take them apart."""
+    library: Any = importlib.import_module("torch.library").Library("aten", "IMPL")
+    try:
+        library.impl("_fused_rms_norm", run_pretended, "CUDA")  # PretendTensor is asked instead
+        yield
+    finally:
+        library._destroy()
+
+
+@contextlib.contextmanager
+def on_thread(waits: list[str]) -> Iterator[None]:
+    """This thread makes tensors on the device meanwhile; ``waits`` takes what waits for it."""
+    lifts = torch._C._only_lift_cpu_tensors()
+    torch._C._set_only_lift_cpu_tensors(True)
+    try:
+        with _Dispatch(waits), _Functions(waits):
+            yield
+    finally:
+        torch._C._set_only_lift_cpu_tensors(lifts)

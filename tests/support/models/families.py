@@ -1,0 +1,27 @@
+"""A small random checkpoint of each model family."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from tests.support.models.checkpoints import write_checkpoint
+from tests.support.models.internvl import write_internvl_checkpoint
+from tests.support.models.llava import ORDERED_TEMPLATE, write_llava_checkpoint
+
+QWEN_FAMILIES = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe")
+ALL_FAMILIES = (*QWEN_FAMILIES, "llava_onevision", "internvl")
+ORDERED_LLAVA = "llava_onevision, parts in order"
+
+
+def write_family(
+    folder: Path, family: str, *, noise: float = 0.0, vocab_size: int | None = None
+) -> Path:
+    """Saves a checkpoint of ``family`` (a ``model_type``, or ORDERED_LLAVA); the other arguments
+    are those of write_checkpoint."""
+    if family in QWEN_FAMILIES:
+        return write_checkpoint(folder, family=family, noise=noise, vocab_size=vocab_size)
+    if family == "internvl":
+        return write_internvl_checkpoint(folder, noise=noise, vocab_size=vocab_size)
+    if family == ORDERED_LLAVA:
+        return write_llava_checkpoint(folder, chat_template=ORDERED_TEMPLATE)
+    return write_llava_checkpoint(folder, noise=noise, vocab_size=vocab_size)

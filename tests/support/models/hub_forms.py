@@ -1,0 +1,325 @@
+"""The repositories that the README names, as their files are on the hub, but small and random.
+
+Written from what the hub's configuration files say: flat or nested, with which keys, under which
+weight names, in how many files, with the vocabulary padded beyond the tokenizer. Shrunk are
+widths, depths and ids only: a vision tower's grid, the processors' settings and the ratios of
+heads are the published ones. Qwen's files other than weights are also written at published sizes.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import save_file
+
+from hippo.catalog.public_models import PUBLIC_CONFIGS
+from hippo.models.loading._torchvision import ensure_torchvision
+from tests.support.models import checkpoints, internvl, llava
+from tests.support.models.hub_qwen import NUM_LAYERS, QWEN_PREPROCESSORS, qwen_config, text_settings
+
+NUM_QWEN_IDS = 151_665  # of the published tokenizer, special tokens included
+
+
+@dataclass(frozen=True, slots=True)
+class HubForm:
+    """What tells one repository from another."""
+
+    num_heads: int
+    num_kv_heads: int
+    num_padding_ids: int  # rows that no token has
+    is_tied: bool = False
+    is_sharded: bool = True
+    rope_scaling_type: str = "mrope"  # of Qwen2.5-VL
+    width: int = 0  # of the text model, if it is not that of all heads
+
+
+HUB_FORMS = {
+    "Qwen/Qwen2-VL-2B-Instruct": HubForm(6, 1, 44, is_tied=True),
+    "Qwen/Qwen2-VL-7B-Instruct": HubForm(7, 1, 60),
+    "Qwen/Qwen2-VL-72B-Instruct": HubForm(8, 1, 60),
+    "Qwen/Qwen2.5-VL-3B-Instruct": HubForm(8, 1, 36, is_tied=True),
+    "Qwen/Qwen2.5-VL-7B-Instruct": HubForm(7, 1, 52),
+    "Qwen/Qwen2.5-VL-32B-Instruct": HubForm(10, 2, 52, rope_scaling_type="default"),
+    "Qwen/Qwen2.5-VL-72B-Instruct": HubForm(8, 1, 52),
+    "Qwen/Qwen3-VL-2B-Instruct": HubForm(6, 3, 32, is_tied=True, is_sharded=False),
+    "Qwen/Qwen3-VL-4B-Instruct": HubForm(16, 4, 32, is_tied=True, width=128),
+    "Qwen/Qwen3-VL-8B-Instruct": HubForm(8, 2, 32),
+    "Qwen/Qwen3-VL-32B-Instruct": HubForm(16, 2, 32, width=128),
+    "Qwen/Qwen3-VL-30B-A3B-Instruct": HubForm(8, 1, 32, width=64),
+    "llava-hf/llava-onevision-qwen2-0.5b-ov-hf": HubForm(7, 1, 39, is_tied=True, is_sharded=False),
+    "llava-hf/llava-onevision-qwen2-7b-ov-hf": HubForm(14, 2, 55),
+    "llava-hf/llava-onevision-qwen2-72b-ov-hf": HubForm(8, 1, 55),
+    "OpenGVLab/InternVL3_5-1B-HF": HubForm(4, 2, 45, is_sharded=False),
+    "OpenGVLab/InternVL3_5-8B-HF": HubForm(8, 2, 45),
+    "OpenGVLab/InternVL3_5-38B-HF": HubForm(8, 1, 45),
+}
+
+
+FAMILY_FORMS = {str(PUBLIC_CONFIGS[name]["model_type"]): name for name in reversed(HUB_FORMS)}
+"""Of each family its smallest repository."""
+
+
+def write_hub_form(folder: Path, name: str, *, noise: float = 0.0) -> Path:
+    """Saves the small counterpart of the hub's repository ``name`` to ``folder``; ``noise`` is that
+    of write_checkpoint."""
+    ensure_torchvision()
+    transformers: Any = importlib.import_module("transformers")
+    form, family = HUB_FORMS[name], family_of(name)
+    if family == "internvl":
+        return _write_internvl_form(folder, form, is_large="38B" in name, noise=noise)
+    is_qwen = family != "llava_onevision"
+    special_tokens = checkpoints.SPECIAL_TOKENS if is_qwen else llava.SPECIAL_TOKENS
+    tokenizer = checkpoints.byte_tokenizer(transformers, ("t h", "th e"), special_tokens)
+    template = checkpoints.CHAT_TEMPLATE if is_qwen else llava.CHAT_TEMPLATE
+    ids = tokenizer.get_vocab()
+    config = qwen_config(family, form, ids) if is_qwen else _llava_config(form, ids)
+    _write_files(folder, tokenizer, template, config)
+    architecture = getattr(transformers, config["architectures"][0])
+    model = checkpoints.seeded_model(
+        architecture, transformers.AutoConfig.from_pretrained(folder), seed=0, noise=noise
+    )
+    dtype = torch.bfloat16 if is_qwen else torch.float16
+    weights = {
+        hub_name(key, family): _as_stored(key, weight).to(dtype).contiguous()
+        for key, weight in model.state_dict().items()
+        if not (form.is_tied and key == "lm_head.weight")
+    }
+    _write_weights(folder, weights, is_sharded=form.is_sharded)
+    return folder
+
+
+def family_of(name: str) -> str:
+    """The ``model_type`` of a repository."""
+    return str(PUBLIC_CONFIGS[name]["model_type"])
+
+
+def write_qwen_files(
+    folder: Path,
+    name: str,
+    *,
+    num_layers: int | None = None,
+    num_words: int = 200,
+    chat_template: str = checkpoints.CHAT_TEMPLATE,
+    is_published_size: bool = False,
+) -> Any:
+    """Writes all files of Qwen's repository ``name`` but its weights; returns the tokenizer.
+
+    The sizes are those of the small counterpart, or the published ones, with the published number
+    of ids; ``num_layers`` sets another depth of the language model. The tokenizer has words that
+    no text is encoded to, ``num_words`` of them if the sizes are not the published ones.
+    """
+    ensure_torchvision()
+    transformers: Any = importlib.import_module("transformers")
+    merges, special_tokens = ("t h", "th e"), checkpoints.SPECIAL_TOKENS
+    if is_published_size:
+        num_words = NUM_QWEN_IDS - 256 - len(merges) - len(special_tokens)
+    tokenizer = checkpoints.byte_tokenizer(transformers, merges, special_tokens, num_words)
+    config = qwen_config(family_of(name), HUB_FORMS[name], tokenizer.get_vocab())
+    if is_published_size:
+        public = PUBLIC_CONFIGS[name]
+        config |= public["text_config"]
+        config["rope_scaling"]["mrope_section"] = [16, 24, 24]
+        config["vision_config"] |= {
+            **public["vision_config"],
+            "num_heads": 16,
+            "fullatt_block_indexes": [7, 15, 23, 31],
+            "out_hidden_size": config["hidden_size"],
+        }
+    if num_layers is not None:
+        config["num_hidden_layers"] = num_layers
+    _write_files(folder, tokenizer, chat_template, config)
+    return tokenizer
+
+
+def _write_files(folder: Path, tokenizer: Any, chat_template: str, config: dict[str, Any]) -> None:
+    folder.mkdir(parents=True)
+    tokenizer.save_pretrained(folder)
+    settings = json.loads((folder / "tokenizer_config.json").read_text())
+    _write(folder, "tokenizer_config.json", settings | {"tokenizer_class": "Qwen2Tokenizer"})
+    ids = tokenizer.get_vocab()
+    _write(folder, "chat_template.json", {"chat_template": chat_template})
+    _write(folder, "config.json", config)
+    for kind, settings in _PREPROCESSORS[config["model_type"]].items():
+        _write(folder, kind, settings)
+    generation = {"bos_token_id": ids["<|endoftext|>"], "eos_token_id": ids["<|im_end|>"]}
+    _write(folder, "generation_config.json", generation)
+
+
+def resave(folder: Path, new_folder: Path) -> Path:
+    """The same checkpoint as the installed transformers would save it: another form."""
+    transformers: Any = importlib.import_module("transformers")
+    model = transformers.AutoModelForImageTextToText.from_pretrained(folder)
+    model.save_pretrained(new_folder)
+    transformers.AutoProcessor.from_pretrained(folder).save_pretrained(new_folder)
+    return new_folder
+
+
+def _llava_config(form: HubForm, ids: dict[str, int]) -> dict[str, Any]:
+    """Nested; whether embeddings are tied stands with the text model and not at the top."""
+    text = text_settings(form, ids) | {
+        "_name_or_path": "Qwen/Qwen2-7B-Instruct",
+        "architectures": ["Qwen2ForCausalLM"],
+        "model_type": "qwen2",
+        "max_position_embeddings": 32768,
+        "max_window_layers": NUM_LAYERS,
+        "sliding_window": 131072,
+        "use_sliding_window": False,
+        "torch_dtype": "bfloat16",
+    }
+    if form.is_tied:
+        text["tie_word_embeddings"] = True
+    return {
+        "architectures": ["LlavaOnevisionForConditionalGeneration"],
+        "model_type": "llava_onevision",
+        "ignore_index": -100,
+        "image_grid_pinpoints": llava.pinpoints(384),
+        "image_token_index": ids["<image>"],
+        "video_token_index": ids["<video>"],
+        "projector_hidden_act": "gelu",
+        "text_config": text,
+        "tie_word_embeddings": False,
+        "torch_dtype": "float16",
+        "transformers_version": "4.45.0.dev0",
+        "use_image_newline_parameter": True,
+        "vision_aspect_ratio": "anyres_max_9",
+        "vision_config": {
+            "hidden_size": 32,
+            "image_size": 384,
+            "intermediate_size": 64,
+            "model_type": "siglip_vision_model",
+            "num_attention_heads": 2,
+            "num_hidden_layers": 2,
+            "patch_size": 14,
+            "vision_use_head": False,
+        },
+        "vision_feature_layer": -1,
+        "vision_feature_select_strategy": "full",
+    }
+
+
+_LLAVA_SETTINGS: dict[str, Any] = {
+    "do_convert_rgb": True,
+    "do_normalize": True,
+    "do_rescale": True,
+    "do_resize": True,
+    "image_mean": [0.5, 0.5, 0.5],
+    "image_std": [0.5, 0.5, 0.5],
+    "processor_class": "LlavaOnevisionProcessor",
+    "resample": 3,
+    "rescale_factor": 0.00392156862745098,
+    "size": {"height": 384, "width": 384},
+}
+
+_LLAVA_PREPROCESSORS: dict[str, dict[str, Any]] = {
+    "preprocessor_config.json": {
+        **_LLAVA_SETTINGS,
+        "do_pad": True,
+        "image_grid_pinpoints": llava.pinpoints(384),
+        "image_processor_type": "LlavaOnevisionImageProcessor",
+    },
+    "video_preprocessor_config.json": {
+        **_LLAVA_SETTINGS,
+        "video_processor_type": "LlavaOnevisionVideoProcessor",
+    },
+    "processor_config.json": {
+        "image_token": "<image>",
+        "num_image_tokens": 729,
+        "processor_class": "LlavaOnevisionProcessor",
+        "video_token": "<video>",
+        "vision_feature_select_strategy": "full",
+    },
+}
+
+_PREPROCESSORS = QWEN_PREPROCESSORS | {"llava_onevision": _LLAVA_PREPROCESSORS}
+
+_EARLIER_QWEN = {"model.visual.": "visual.", "model.language_model.": "model."}
+_HUB_PREFIXES = {
+    "qwen2_5_vl": _EARLIER_QWEN,
+    "qwen2_vl": _EARLIER_QWEN,
+    "qwen3_vl": {},
+    "qwen3_vl_moe": {},
+    "llava_onevision": {
+        "model.language_model.": "language_model.model.",
+        "lm_head.": "language_model.lm_head.",
+        "model.vision_tower.": "vision_tower.vision_model.",
+        "model.": "",
+    },
+}
+
+
+def _as_stored(key: str, weight: torch.Tensor) -> torch.Tensor:
+    """Experts are ``[experts, in, out]`` on the hub, the other way round in transformers."""
+    return weight.transpose(1, 2) if ".experts." in key else weight
+
+
+def hub_name(key: str, family: str) -> str:
+    """The hub's name of a weight that the installed transformers calls ``key``."""
+    return _renamed(key, _HUB_PREFIXES[family])
+
+
+def _renamed(key: str, prefixes: dict[str, str]) -> str:
+    for prefix, replacement in prefixes.items():
+        if key.startswith(prefix):
+            return replacement + key.removeprefix(prefix)
+    return key
+
+
+def _write_internvl_form(folder: Path, form: HubForm, *, is_large: bool, noise: float) -> Path:
+    transformers: Any = importlib.import_module("transformers")
+    tokenizer = checkpoints.byte_tokenizer(
+        transformers,
+        ("t h", "th e"),
+        internvl.SPECIAL_TOKENS,
+        named_tokens=internvl.NAMED_TOKENS,
+    )
+    ids = tokenizer.get_vocab()
+    config = internvl.hub_config(
+        ids,
+        heads=(form.num_heads, form.num_kv_heads),
+        num_padding_ids=form.num_padding_ids,
+        is_large=is_large,
+    )
+    folder.mkdir(parents=True)
+    tokenizer.save_pretrained(folder)
+    settings = json.loads((folder / "tokenizer_config.json").read_text())
+    extra = {"tokenizer_class": "Qwen2Tokenizer", "extra_special_tokens": internvl.NAMED_TOKENS}
+    _write(folder, "tokenizer_config.json", settings | extra)
+    (folder / "chat_template.jinja").write_text(internvl.CHAT_TEMPLATE)
+    generation = {"bos_token_id": ids["<|endoftext|>"], "eos_token_id": ids["<|im_end|>"]}
+    files = {"config.json": config, "generation_config.json": generation}
+    for file, content in (files | internvl.HUB_PROCESSORS).items():
+        _write(folder, file, content)
+    model = checkpoints.seeded_model(
+        transformers.InternVLForConditionalGeneration,
+        transformers.AutoConfig.from_pretrained(folder, tie_word_embeddings=False),
+        seed=0,
+        noise=noise,
+    )
+    weights = {
+        _renamed(key, internvl.HUB_PREFIXES): weight.to(torch.bfloat16).contiguous()
+        for key, weight in model.state_dict().items()
+    }
+    _write_weights(folder, weights, is_sharded=form.is_sharded)
+    return folder
+
+
+def _write_weights(folder: Path, weights: dict[str, torch.Tensor], *, is_sharded: bool) -> None:
+    if not is_sharded:
+        save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+        return
+    names = sorted(weights)
+    files = {}
+    for number, part in enumerate((names[::2], names[1::2]), 1):
+        file = f"model-{number:05}-of-00002.safetensors"
+        save_file({key: weights[key] for key in part}, folder / file, metadata={"format": "pt"})
+        files.update(dict.fromkeys(part, file))
+    _write(folder, "model.safetensors.index.json", {"metadata": {}, "weight_map": files})
+
+
+def _write(folder: Path, name: str, value: object) -> None:
+    (folder / name).write_text(json.dumps(value, indent=2))

@@ -1,0 +1,57 @@
+"""A target whose device fails for good as soon as a file is there.
+
+``python -m tests.support.running.failing_service FILE FLAGS...``, with the flags of the target
+service.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from hippo.base.config import load_settings
+from hippo.models.interface.base import StepPlan, VideoLanguageModel
+from hippo.models.interface.checkpoint import Progress
+from hippo.service.process import LocalSource, run_process
+from hippo.service.settings import EngineSettings
+from services.target.config import TargetSettings
+from services.target.servicer import build_service
+
+
+class FailingSource(LocalSource):
+    """Of a model whose forwards raise what a CUDA error that stays does."""
+
+    def __init__(self, settings: EngineSettings, failure_file: Path) -> None:
+        super().__init__(settings)
+        self._failure_file = failure_file
+
+    def load(self, progress: Progress) -> VideoLanguageModel:
+        model: Any = super().load(progress)
+        forward = model.forward
+
+        def failing(plan: StepPlan) -> torch.Tensor:
+            if self._failure_file.exists():
+                raise RuntimeError("CUDA error: an illegal memory access\nmore about it")
+            logits: torch.Tensor = forward(plan)
+            return logits
+
+        model.forward = failing
+        loaded: VideoLanguageModel = model
+        return loaded
+
+
+def main(failure_file: str, flags: list[str]) -> int:
+    """Serves until SIGTERM or its failure; the exit code."""
+    settings = load_settings(
+        TargetSettings, flags, os.environ, env_prefix="HIPPO_TEST_", prog="target", description=""
+    )
+    source = FailingSource(settings, Path(failure_file))
+    return run_process("target", lambda: build_service(settings), settings, settings.port, source)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1], sys.argv[2:]))

@@ -1,0 +1,71 @@
+"""Things done at once: none goes on when another has failed."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Coroutine
+
+import pytest
+
+from hippo.base.tasks import gather_or_cancel
+from hippo.errors import MediaError
+from tests.support.watching.collector import living, no_collector
+
+
+class Sleepers:
+    """Counts who was cancelled; a cancelled one takes a moment to end."""
+
+    def __init__(self) -> None:
+        self.num_ended = 0
+
+    async def sleep(self) -> None:
+        try:
+            await asyncio.Event().wait()
+        finally:
+            await asyncio.sleep(0.01)
+            self.num_ended += 1
+
+
+async def _fail() -> None:
+    raise MediaError("no video")
+
+
+async def test_results_come_in_order() -> None:
+    async def after(delay_s: float) -> float:
+        await asyncio.sleep(delay_s)
+        return delay_s
+
+    assert await gather_or_cancel(map(after, (0.02, 0.0, 0.01))) == [0.02, 0.0, 0.01]
+    nothing: list[Coroutine[None, None, int]] = []
+    assert await gather_or_cancel(nothing) == []
+
+
+async def test_the_first_error_is_raised_as_it_is_and_ends_the_others() -> None:
+    sleepers = Sleepers()
+    with pytest.raises(MediaError, match="no video"):
+        await gather_or_cancel([sleepers.sleep(), _fail(), _fail(), sleepers.sleep()])
+    assert sleepers.num_ended == 2
+
+
+async def test_a_cancellation_ends_all() -> None:
+    sleepers = Sleepers()
+    waiting = asyncio.create_task(gather_or_cancel([sleepers.sleep(), sleepers.sleep()]))
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    waiting.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await waiting
+    assert sleepers.num_ended == 2
+
+
+async def test_what_the_caller_held_is_freed_with_the_error() -> None:
+    async def fail() -> None:
+        sleepers = Sleepers()
+        await gather_or_cancel([sleepers.sleep(), _fail()])
+
+    with no_collector():
+        with contextlib.suppress(MediaError):
+            await fail()
+        await asyncio.sleep(0.01)  # the event loop lets go of it, too
+        assert not living(Sleepers)

@@ -1,0 +1,299 @@
+"""Sizes worked out from a configuration are those of the model that is loaded."""
+
+from __future__ import annotations
+
+import argparse
+import copy
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from hippo.catalog.public_models import PUBLIC_CONFIGS
+from hippo.catalog.shapes import find_shape, shape_of
+from hippo.catalog.sizes import DEVICE_BYTES, PROCESS_BYTES, cache_limit, memory_of, most_slots
+from hippo.cli import main
+from hippo.cli.up import add_stack_arguments
+from hippo.errors import InvalidRequestError
+from hippo.models.attention.cache import CacheShape
+from hippo.models.interface.checkpoint import find_checkpoint
+from hippo.models.interface.plan import LoadPlan
+from hippo.models.load import load_model
+from hippo.models.loading.pretrained import import_transformers
+from hippo.service.settings import EngineSettings
+from tests.support.models.hub_forms import HUB_FORMS, write_hub_form
+from tests.support.models.quantized import AWQ_CONFIG, FORMS, add_config
+
+ROOT = Path(__file__).resolve().parents[3]
+QWEN_32B, QWEN_72B = "Qwen/Qwen2.5-VL-32B-Instruct", "Qwen/Qwen2.5-VL-72B-Instruct"
+LLAVA = "llava-hf/llava-onevision-qwen2-0.5b-ov-hf"
+INTERNVL_38B = "OpenGVLab/InternVL3_5-38B-HF"
+
+
+@pytest.mark.parametrize("name", HUB_FORMS)
+def test_parameters_are_counted_as_the_checkpoint_holds_them(name: str, tmp_path: Path) -> None:
+    folder = write_hub_form(tmp_path / "model", name)
+    stored = find_checkpoint(str(folder), progress=lambda stage, share: None)
+    assert find_shape(str(folder)).num_parameters == stored.num_floats
+    assert stored.num_packed_bytes == 0
+
+
+_SIGLIP = {"model_type": "siglip_vision_model", "num_attention_heads": 16, "vision_use_head": False}
+
+
+@pytest.mark.parametrize(
+    ("name", "prefix", "vision"),
+    [
+        (LLAVA, "LlavaOnevision", _SIGLIP),
+        ("Qwen/Qwen2-VL-72B-Instruct", "Qwen2VL", {"hidden_size": 8192}),
+        ("Qwen/Qwen3-VL-2B-Instruct", "Qwen3VL", {"out_hidden_size": 2048}),
+        ("Qwen/Qwen3-VL-32B-Instruct", "Qwen3VL", {"out_hidden_size": 5120}),
+    ],
+)
+def test_a_public_model_has_as_many_parameters_as_transformers_builds(
+    name: str, prefix: str, vision: dict[str, Any]
+) -> None:
+    transformers = import_transformers()
+    public = PUBLIC_CONFIGS[name]
+    kind = {"model_type": "qwen2"} if name == LLAVA else {}
+    config = getattr(transformers, f"{prefix}Config")(
+        text_config=public["text_config"] | kind,
+        vision_config=public["vision_config"] | vision,
+        tie_word_embeddings=public["text_config"]["tie_word_embeddings"],
+    )
+    with torch.device("meta"):
+        model = getattr(transformers, f"{prefix}ForConditionalGeneration")(config)
+    model.tie_weights()
+    assert sum(weight.numel() for weight in model.parameters()) == find_shape(name).num_parameters
+
+
+@pytest.mark.parametrize("name", ["OpenGVLab/InternVL3_5-4B-HF", INTERNVL_38B])
+def test_a_public_internvl_has_as_many_parameters_as_transformers_builds(name: str) -> None:
+    transformers = import_transformers()
+    public = PUBLIC_CONFIGS[name]
+    config = transformers.InternVLConfig(
+        text_config=public["text_config"],
+        vision_config=public["vision_config"],
+        tie_word_embeddings=False,
+    )
+    with torch.device("meta"):
+        model = transformers.InternVLForConditionalGeneration(config)
+    assert sum(weight.numel() for weight in model.parameters()) == find_shape(name).num_parameters
+
+
+@pytest.mark.parametrize(
+    ("name", "num_parameters"),
+    [
+        ("OpenGVLab/InternVL3_5-1B-HF", 1_060_897_792),
+        ("Qwen/Qwen2-VL-2B-Instruct", 2_208_985_600),
+        ("Qwen/Qwen2-VL-7B-Instruct", 8_291_375_616),
+        ("Qwen/Qwen2-VL-72B-Instruct", 73_405_560_320),
+        ("Qwen/Qwen2.5-VL-3B-Instruct", 3_754_622_976),
+        ("Qwen/Qwen2.5-VL-7B-Instruct", 8_292_166_656),
+        (QWEN_32B, 33_452_718_336),
+        (QWEN_72B, 73_410_777_344),
+        ("Qwen/Qwen3-VL-2B-Instruct", 2_127_532_032),
+        ("Qwen/Qwen3-VL-4B-Instruct", 4_437_815_808),
+        ("Qwen/Qwen3-VL-8B-Instruct", 8_767_123_696),
+        ("Qwen/Qwen3-VL-32B-Instruct", 33_357_390_064),
+    ],
+)
+def test_public_models_have_as_many_parameters_as_the_hub_says(
+    name: str, num_parameters: int
+) -> None:
+    assert find_shape(name).num_parameters == num_parameters
+
+
+def test_a_configuration_may_leave_out_what_is_qwen2_vls_own() -> None:
+    """As those of the AWQ and GPTQ repositories."""
+    name = "Qwen/Qwen2-VL-2B-Instruct"
+    public = PUBLIC_CONFIGS[name]
+    flat = {"model_type": "qwen2_vl", **public["text_config"]}
+    vision = {"hidden_size": 1536, "in_chans": 3, "model_type": "qwen2_vl"}
+    assert shape_of(name, flat | {"vision_config": vision}) == find_shape(name)
+
+
+def test_the_cache_is_that_which_is_allocated() -> None:
+    shape = find_shape(QWEN_32B)
+    allocated = CacheShape(
+        num_layers=64, num_slots=3, num_kv_heads=8, capacity=5000, head_dim=128
+    ).num_bytes(torch.bfloat16)
+    assert shape.cache_bytes(5000, num_slots=3) == allocated
+
+
+def test_the_room_for_earlier_media_is_one_longest_prompts_and_at_least_256_mb() -> None:
+    shape = find_shape(QWEN_72B)
+    short = memory_of(shape, num_tokens=8960, num_slots=1)
+    long = memory_of(shape, num_tokens=102_400, num_slots=1)
+    assert short.earlier_media == 256_000_000
+    assert long.earlier_media == 102_400 * 8192 * 2
+    assert cache_limit(0, 1000) == 0
+    assert cache_limit(5, 1000) == 5
+
+
+def test_frames_take_three_bytes_a_pixel() -> None:
+    assert find_shape(QWEN_72B).frame_bytes(256) == 448 * 448 * 2 * 3
+    assert find_shape(LLAVA).frame_bytes(196) == 378 * 378 * 3  # of 384 x 384: the whole patches
+    assert find_shape(INTERNVL_38B).frame_bytes(256) == 448 * 448 * 3
+
+
+def test_a_loaded_model_has_room_for_a_longest_prompts_media(target_checkpoint: Path) -> None:
+    model = load_model(LoadPlan(str(target_checkpoint), dtype="float32", max_context_length=640))
+    shape = find_shape(str(target_checkpoint))
+    assert model.feature_bytes == shape.feature_bytes(640, bytes_each=4)
+    assert model.frame_bytes == shape.frame_bytes(640)
+
+
+def test_frames_become_as_many_tokens_as_the_processors_make_of_them() -> None:
+    qwen, llava = find_shape(QWEN_32B), find_shape(LLAVA)
+    assert qwen.num_visual_tokens(64, (448, 448)) == 32 * 16 * 16
+    assert qwen.num_visual_tokens(64, None) == 32 * 16 * 16
+    assert qwen.num_visual_tokens(63, (1288, 728)) == 32 * 46 * 26
+    assert find_shape("Qwen/Qwen3-VL-8B-Instruct").num_visual_tokens(64, None) == 32 * (
+        14 * 14 + 12
+    )
+    assert llava.num_visual_tokens(32, None) == 32 * 14 * 14 + 1
+    assert find_shape(INTERNVL_38B).num_visual_tokens(32, None) == 32 * (16 * 16 + 10)
+    with pytest.raises(InvalidRequestError, match="at one size"):
+        llava.num_visual_tokens(32, (448, 448))
+
+
+def test_memory_is_planned_for_the_pixels_that_the_operator_allows() -> None:
+    plan = EngineSettings(model="m", max_image_pixels=9, max_video_pixels=12_845_056).load_plan
+    shape = find_shape(QWEN_32B)
+
+    def work(num_tokens: int, max_pixels: int) -> int:
+        return memory_of(shape, num_tokens=num_tokens, num_slots=1, max_pixels=max_pixels).work
+
+    per_patch = shape._patch_bytes(2)
+    assert work(4096, 9) == work(4096, 0) == work(4096, plan.max_pixels) > 16_384 * per_patch
+    assert work(16_384, plan.max_pixels) - 2 * shape.feature_bytes(16_384) == 65_536 * per_patch
+    assert work(16_384, 0) < 65_536 * per_patch
+    assert find_shape(LLAVA).image_tokens(plan.max_pixels) == 4096
+
+
+def test_as_many_slots_are_promised_as_fit_and_no_more() -> None:
+    shape = find_shape(QWEN_32B)
+    slots = most_slots(shape, DEVICE_BYTES[80], num_tokens=9216)
+    assert slots > 1
+    fitting = memory_of(shape, num_tokens=9216, num_slots=slots)
+    assert fitting.fits(DEVICE_BYTES[80])
+    assert not memory_of(shape, num_tokens=9216, num_slots=slots + 1).fits(DEVICE_BYTES[80])
+    assert most_slots(shape, DEVICE_BYTES[40], num_tokens=9216) == 0
+
+
+def test_what_is_no_model_is_refused_by_name(tmp_path: Path) -> None:
+    with pytest.raises(InvalidRequestError, match="neither a folder"):
+        find_shape("Qwen/Qwen2.5-VL-1B-Instruct")
+    (tmp_path / "config.json").write_text('{"model_type": "llama"}')
+    with pytest.raises(InvalidRequestError, match="'llama'; supported"):
+        find_shape(str(tmp_path))
+    with pytest.raises(InvalidRequestError, match="lacks 'hidden_size'"):
+        shape_of("m", {"model_type": "qwen2_5_vl", "text_config": {"a": 1}, "vision_config": {}})
+
+
+def test_the_command_shows_a_pair_on_three_sizes_of_devices(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    arguments = ["sizes", "--target", QWEN_72B, "--draft", "Qwen/Qwen2.5-VL-7B-Instruct"]
+    assert main([*arguments, "--json", "--concurrency", "2"]) == 0
+    result = json.loads(capsys.readouterr().out)
+    target, draft = result["models"]
+    assert target["max_context_length"] == 8960
+    assert target["devices"]["141"]["num_devices"] == 2
+    assert target["devices"]["80"]["num_devices"] == 2
+    assert draft["devices"]["40"]["num_devices"] == 1
+    assert draft["devices"]["40"]["most_slots"] >= 2
+    assert main(arguments) == 0
+    shown = capsys.readouterr().out
+    assert "loading needs" in shown
+    parser = argparse.ArgumentParser()
+    add_stack_arguments(parser, port=0)
+    for role in ("target", "draft"):
+        (flags,) = re.findall(rf"{role}, for hippo up: (.*);", shown)
+        given = parser.parse_args(flags.split())
+        assert getattr(given, f"{role}_args") == ["--slots=4"]
+        assert given.max_context_length == 8960
+    assert "gateway, for hippo up: --gateway-arg=--max-visual-tokens=8192\n" in shown
+
+
+def test_on_a_cpu_the_head_the_process_and_frames_count_too(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    name = "Qwen/Qwen2.5-VL-3B-Instruct"
+    sizes = []
+    for further in ([], ["--cpu"]):
+        assert main(["sizes", "--target", name, "--json", *further]) == 0
+        sizes.append(json.loads(capsys.readouterr().out)["models"][0])
+    gpu, cpu = sizes
+    assert cpu["weight_bytes"] - gpu["weight_bytes"] == 2 * find_shape(name).num_head_parameters
+    assert cpu["cache_bytes"] == 2 * gpu["cache_bytes"] and cpu["devices"] == {}
+    parts = sum(cpu[f"{part}_bytes"] for part in ("weight", "work", "cache"))
+    assert cpu["total_bytes"] == parts + 2 * 256_000_000 + PROCESS_BYTES
+    assert main(["sizes", "--target", name, "--cpu"]) == 0
+    assert "on a CPU, with the packed copy" in capsys.readouterr().out
+
+
+def test_a_quantised_72b_fits_on_one_device(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["sizes", "--target", QWEN_72B, "--weights-bits", "4.4", "--json"]) == 0
+    (target,) = json.loads(capsys.readouterr().out)["models"]
+    assert 39 < target["weight_bytes"] / 2**30 < 42
+    assert target["devices"]["80"]["num_devices"] == 1
+    assert target["devices"]["40"]["num_devices"] == 0  # ranks do not share quantised layers
+    assert find_shape(QWEN_72B).layer_bits is None
+    assert main(["sizes", "--target", f"{QWEN_72B}-AWQ", "--json"]) == 0
+    (by_name,) = json.loads(capsys.readouterr().out)["models"]
+    assert by_name == {**target, "model": f"{QWEN_72B}-AWQ"}
+    assert find_shape("Qwen/Qwen2-VL-72B-Instruct-GPTQ-Int8").layer_bits == 8.2
+    assert find_shape(f"{QWEN_72B}-AWQ", layer_bits=5).layer_bits == 5
+
+
+def test_a_quantised_folder_takes_the_bytes_of_its_files(tmp_path: Path) -> None:
+    folder = write_hub_form(tmp_path / "model", QWEN_72B)
+    plain = memory_of(find_shape(str(folder)), num_tokens=256, num_slots=1).weights
+    add_config(folder, AWQ_CONFIG)
+    stored = sum(path.stat().st_size for path in folder.glob("*.safetensors"))
+    shape = find_shape(str(folder))
+    quantized = memory_of(shape, num_tokens=256, num_slots=1).weights
+    # A group of 128 weights has 20 bits of a scale and a zero point, and in memory twice 24.
+    wider = shape.num_shared_parameters / 128 * 28 / 8
+    assert plain < quantized and abs(quantized - stored - wider) <= 1
+    integers = copy.deepcopy(FORMS["RedHatAI quantized.w4a16"][1])
+    integers["config_groups"]["group_0"]["weights"]["symmetric"] = False  # dequantised at load
+    add_config(folder, integers)
+    assert memory_of(find_shape(str(folder)), num_tokens=256, num_slots=1).weights == plain
+    add_config(folder, AWQ_CONFIG)
+    for path in folder.glob("*.safetensors"):
+        path.unlink()
+    with pytest.raises(InvalidRequestError, match="give --weights-bits"):
+        find_shape(str(folder))
+    assert find_shape(str(folder), layer_bits=4.2).layer_bits == 4.2
+
+
+def test_the_table_of_the_documentation_is_what_the_command_prints(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert main(["sizes", "--all", "--markdown"]) == 0
+    table = capsys.readouterr().out.strip()
+    assert table in (ROOT / "docs" / "operations.md").read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--target", QWEN_72B, "--frame-size", "448"], "expected WIDTHxHEIGHT"),
+        (["--target", QWEN_72B, "--device-memory", "80,x"], "expected whole GB"),
+        (["--target", QWEN_72B, "--concurrency", "0"], "at least 1"),
+        (["--target", LLAVA, "--frame-size", "448x448"], "at one size"),
+        (["--target", QWEN_72B, "--weights-bits", "0.5"], "must be 1 to 16"),
+        (["--all", "--draft", LLAVA], "leave --draft out"),
+    ],
+)
+def test_the_command_says_what_is_wrong(
+    arguments: list[str], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["sizes", *arguments]) == 1
+    assert said in " ".join(capsys.readouterr().err.split())

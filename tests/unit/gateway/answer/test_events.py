@@ -1,0 +1,194 @@
+"""The events of a stream: who wrote each token, and where it stood in its block."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from pydantic import TypeAdapter, ValidationError
+
+from gateway.answer.events import EventLog
+from gateway.answer.text import AnswerText
+from gateway.api.event_schemas import StreamEvent
+from gateway.api.schemas import ChatCompletionRequest
+from gateway.pairs.token_bytes import TokenBytes
+from hippo.types import (
+    Block,
+    Branch,
+    FinishReason,
+    MediaKind,
+    MediaUse,
+    PromptInfo,
+    Pruning,
+    Selection,
+    Timing,
+    Verdict,
+)
+from tests.unit.gateway.answer.test_detokenizer import (
+    CASES,
+    SIZES,
+    TOKENIZER,
+    TOKENS,
+    VOCABULARIES,
+    verdicts_of,
+)
+
+MS = 1_000_000
+
+
+class Log:
+    """A log, and how often it told that there is something new."""
+
+    def __init__(self) -> None:
+        self.num_told = 0
+        self.events = EventLog(TOKENS, 100 * MS, self._tell)
+
+    def _tell(self) -> None:
+        self.num_told += 1
+
+    def take(self) -> list[dict[str, Any]]:
+        """The events so far, each as described."""
+        taken = list(self.events.take_events())
+        for event in taken:
+            described = TypeAdapter(StreamEvent).validate_python(event, strict=True)
+            assert described.model_dump(exclude_unset=True) == event
+        return taken
+
+
+def _ids(text: str) -> tuple[int, ...]:
+    return tuple(TOKENIZER.encode(text).ids)
+
+
+def _sources(verdict: dict[str, Any]) -> list[tuple[Any, ...]]:
+    return [(each["source"], each.get("block"), each.get("place")) for each in verdict["tokens"]]
+
+
+def test_a_token_has_its_writer_its_block_and_its_place() -> None:
+    log, ids = Log(), _ids("abcab")
+    log.events.add_verdict(
+        Verdict(0, 0, ids[:1], timing=Timing(vision_ns=MS)), 101 * MS, num_tokens=1
+    )
+    log.events.add_block(Block(0, 1, ids[1:2]), 102 * MS)
+    log.events.add_block(Block(0, 2, ids[2:4], guessed_places=(1,)), 103 * MS)
+    verdict = Verdict(0, 1, ids[1:], num_draft_tokens=3, num_accepted_tokens=3)
+    log.events.add_verdict(verdict, 105 * MS, num_tokens=5)
+
+    first, one, other, last = log.take()
+    assert first["mode"] == "prefill" and first["vision"] == 1.0 and first["at"] == 1.0
+    assert (one["block"], other["block"]) == (0, 1)
+    assert _sources(first) == [("target", None, None)]
+    assert _sources(last) == [
+        ("draft", 0, 0),
+        ("draft", 1, 0),
+        ("guess", 1, 1),
+        ("target", None, None),
+    ]
+    assert last["mode"] == "optimistic" and last["forward_number"] == 1
+    assert "".join(each["text"] for each in (*first["tokens"], *last["tokens"])) == "abcab"
+    assert log.num_told == 4 and log.take() == []
+
+
+def test_a_block_after_a_rejection_does_not_hide_the_one_that_was_verified() -> None:
+    log, ids = Log(), _ids("abc")
+    log.events.add_verdict(Verdict(0, 0, ids[:1]), 0, num_tokens=1)
+    log.events.add_verdict(Verdict(1, 1, ids[1:2], 1, 0, is_rejection=True), 0, num_tokens=2)
+    log.events.add_block(Block(1, 2, ids[2:]), 0)
+    log.events.add_block(Block(0, 2, ids[2:], guessed_places=(0,)), 0)  # of the rejected run
+    log.events.add_verdict(
+        Verdict(1, 2, ids[2:], num_draft_tokens=1, num_accepted_tokens=1, is_conservative=True),
+        0,
+        num_tokens=3,
+    )
+    *_, fresh, stale, verdict = log.take()
+    assert (fresh["is_stale"], stale["is_stale"]) == (False, True)
+    assert _sources(verdict) == [("draft", 0, 0)]
+    assert verdict["mode"] == "conservative"
+
+
+def test_a_token_of_a_branch_has_its_block_and_a_place_behind_the_blocks_own() -> None:
+    log, ids = Log(), _ids("abc")
+    branch = Branch(0, (ids[0], ids[1]))
+    log.events.add_block(Block(0, 0, (ids[2], ids[2]), branches=(branch,)), 0)
+    log.events.add_verdict(Verdict(1, 0, ids[:1], is_rejection=True), 0, num_tokens=1)
+    verdict = Verdict(1, 1, ids[1:], num_draft_tokens=1, num_accepted_tokens=1)
+    log.events.add_verdict(verdict, 0, num_tokens=3)
+    block, _, verdict_event = log.take()
+    assert block["branches"] == [list(branch.token_ids)]
+    assert _sources(verdict_event) == [("draft", 0, 2), ("target", None, None)]
+
+
+def test_tokens_behind_a_stop_string_are_left_out() -> None:
+    log, ids = Log(), _ids("abc")
+    log.events.add_verdict(Verdict(0, 0, ids[:1]), 0, num_tokens=1)
+    log.events.add_verdict(Verdict(0, 1, ids[1:]), 0, num_tokens=2)
+    log.events.add_verdict(Verdict(0, 3, ids[:1]), 0, num_tokens=2)
+    _, second, third = log.take()
+    assert [each["text"] for each in second["tokens"]] == ["b"] and third["tokens"] == []
+    assert second["mode"] == "target_only"
+
+
+def test_bytes_that_form_no_character_are_told_with_the_last_token() -> None:
+    log, ids = Log(), _ids("€")
+    assert len(ids) == 3
+    log.events.add_verdict(
+        Verdict(0, 0, ids[:2], finish_reason=FinishReason.LENGTH), 0, num_tokens=2
+    )
+    (verdict,) = log.take()
+    first, last = (each["text"] for each in verdict["tokens"])
+    assert first == "" and last.strip("\ufffd") == "" and last
+
+
+@pytest.mark.parametrize(("reason", "text"), [(FinishReason.STOP, "a"), (None, "ab")])
+def test_an_end_token_has_no_text_whatever_word_it_is(
+    reason: FinishReason | None, text: str
+) -> None:
+    log, ids = Log(), _ids("ab")
+    verdict = Verdict(0, 0, ids, finish_reason=reason)
+    log.events.add_verdict(verdict, 0, num_tokens=2)
+    (event,) = log.take()
+    assert [each["id"] for each in event["tokens"]] == list(ids)
+    assert "".join(each["text"] for each in event["tokens"]) == text
+    assert AnswerText(TOKENS, stops=()).add_verdict(verdict).text == text
+
+
+@given(case=CASES, sizes=SIZES)
+def test_the_tokens_texts_join_to_the_answer(case: tuple[str, list[int]], sizes: list[int]) -> None:
+    name, ids = case
+    tokens = TokenBytes(VOCABULARIES[name])
+    events, answer = EventLog(tokens, 0, lambda: None), AnswerText(tokens, stops=())
+    text, start = "", 0
+    for block in verdicts_of(ids, sizes):
+        reason = FinishReason.LENGTH if start + len(block) == len(ids) else None
+        verdict = Verdict(0, start, tuple(block), finish_reason=reason)
+        start += len(block)
+        text += answer.add_verdict(verdict).text
+        events.add_verdict(verdict, 0, num_tokens=start)
+    told = [token for event in events.take_events() for token in event["tokens"]]
+    assert "".join(token["text"] for token in told) == text
+
+
+def test_what_is_before_the_first_token_is_told() -> None:
+    log = Log()
+    video = MediaUse(
+        MediaKind.VIDEO, 4, 84, 56, 12, visual_grid=(2, 2, 3), frame_seconds=(0.0, 0.5, 1.0, 1.5)
+    )
+    log.events.add_prompt("target", PromptInfo(b"", 20, 12, 0, 3 * MS, (video,)), 104 * MS)
+    log.events.add_selection(Selection((0, 5), 12, MS), Pruning(), 106 * MS)
+    log.events.add_draft_prefill(Timing(forward_ns=2 * MS, vision_ns=MS), 109 * MS)
+    log.events.add_draft_loss("it is gone", 110 * MS)
+    prompt, selection, prefill, loss = log.take()
+    assert (prompt["at"], prompt["preprocess"]) == (4.0, 3.0)
+    assert prompt["media"][0]["grid"] == [2, 2, 3]
+    assert prompt["media"][0]["frame_seconds"] == [0.0, 0.5, 1.0, 1.5]
+    assert (selection["kept"], selection["num_visual_tokens"]) == ([0, 5], 12)
+    assert (prefill["forward"], prefill["vision"]) == (2.0, 1.0)
+    assert loss["problem"] == "it is gone"
+
+
+def test_events_are_only_for_streams() -> None:
+    messages = [{"role": "user", "content": "Hello"}]
+    with pytest.raises(ValidationError, match="return_events is only for streams"):
+        ChatCompletionRequest.model_validate(
+            {"model": "hippo", "messages": messages, "return_events": True}
+        )

@@ -1,0 +1,196 @@
+"""From verdicts to an answer's text, whatever blocks the tokens came in."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gateway.answer.text import LEAST_LOGPROB, AnswerText, Piece, join_pieces
+from gateway.pairs.token_bytes import TokenBytes
+from hippo.errors import IncompatiblePairError
+from hippo.types import FinishReason, TokenLogprobs, Verdict
+from tests.support.models.vocabularies import LETTERS
+from tests.unit.gateway.answer.test_detokenizer import (
+    CASES,
+    SIZES,
+    SPECIAL_ID,
+    TOKENIZER,
+    TOKENS,
+    VOCABULARIES,
+    verdicts_of,
+)
+
+
+def _read(answer: AnswerText, ids: list[int], sizes: list[int], last: FinishReason) -> Piece:
+    """Feeds the ids in blocks until the answer has ended; id i has log-probability -i."""
+    pieces, num_told = [], 0
+    for block in verdicts_of(ids, sizes):
+        num_told += len(block)
+        if answer.finish_reason is None:
+            reason = last if num_told == len(ids) else None
+            logprobs = tuple(TokenLogprobs(-float(token_id)) for token_id in block)
+            verdict = Verdict(0, 0, tuple(block), finish_reason=reason, logprobs=logprobs)
+            pieces.append(answer.add_verdict(verdict))
+    return join_pieces(pieces)
+
+
+@given(
+    case=CASES,
+    sizes=SIZES,
+    stops=st.lists(st.sampled_from([*LETTERS, "\ufffd", "🚀e"]), max_size=2),
+    min_tokens=st.sampled_from([0, 0, 20]),
+    has_logprobs=st.booleans(),
+    last=st.sampled_from(FinishReason),
+)
+def test_all_that_an_answer_has_is_that_of_a_target_that_says_one_token_at_a_time(
+    case: tuple[str, list[int]],
+    sizes: list[int],
+    stops: list[str],
+    min_tokens: int,
+    has_logprobs: bool,
+    last: FinishReason,
+) -> None:
+    name, ids = case
+    found = []
+    for cut in (sizes, [1]):
+        answer = AnswerText(
+            TokenBytes(VOCABULARIES[name]),
+            stops=stops,
+            min_tokens=min_tokens,
+            has_logprobs=has_logprobs,
+        )
+        found.append((_read(answer, ids, cut, last), answer.num_tokens, answer.finish_reason))
+    assert found[0] == found[1]
+
+
+@given(case=CASES, sizes=SIZES)
+def test_the_bytes_of_log_probabilities_join_to_the_text(
+    case: tuple[str, list[int]], sizes: list[int]
+) -> None:
+    name, ids = case
+    tokens = TokenBytes(VOCABULARIES[name])
+    answer = AnswerText(tokens, stops=(), has_logprobs=True)
+    whole = _read(answer, ids, sizes, FinishReason.LENGTH)
+    assert len(whole.logprobs) == len(ids)
+    data = b"".join(
+        bytes(entry["bytes"])
+        for token_id, entry in zip(ids, whole.logprobs, strict=True)
+        if token_id not in tokens.special_ids
+    )
+    assert data.decode(errors="replace") == whole.text
+
+
+@given(
+    words=st.text(alphabet="ab€", min_size=1, max_size=12),
+    stop=st.text(alphabet="ab€", min_size=1, max_size=2),
+    min_tokens=st.integers(0, 14),
+    sizes=SIZES,
+)
+def test_text_count_and_reason_do_not_depend_on_the_blocks(
+    words: str, stop: str, min_tokens: int, sizes: list[int]
+) -> None:
+    ids = TOKENIZER.encode(words).ids
+    found = []
+    for cut in (sizes, [1]):
+        answer = AnswerText(TOKENS, stops=[stop], min_tokens=min_tokens)
+        text = _read(answer, ids, cut, FinishReason.LENGTH).text
+        found.append((text, answer.num_tokens, answer.finish_reason))
+    assert found[0] == found[1]
+    text, num_tokens, reason = found[0]
+    assert (reason is FinishReason.STOP) == (text != words)
+    assert reason is FinishReason.LENGTH or num_tokens > min_tokens
+
+
+@pytest.mark.parametrize(
+    ("min_tokens", "expected", "num_tokens"), [(0, "a", 2), (1, "a", 2), (2, "abca", 5)]
+)
+def test_a_stop_string_counts_from_its_first_completion_after_min_tokens(
+    min_tokens: int, expected: str, num_tokens: int
+) -> None:
+    ids = TOKENIZER.encode("abcab").ids
+    answer = AnswerText(TOKENS, stops=["b"], min_tokens=min_tokens)
+    assert _read(answer, ids, [2, 9], FinishReason.LENGTH) == Piece(expected)
+    assert (answer.num_tokens, answer.finish_reason) == (num_tokens, FinishReason.STOP)
+
+
+def test_an_end_token_counts_but_is_no_text() -> None:
+    ids = TOKENIZER.encode("ab").ids
+    answer = AnswerText(TOKENS, stops=())
+    assert _read(answer, ids, [9], FinishReason.STOP) == Piece("a")
+    assert (answer.num_tokens, answer.finish_reason) == (2, FinishReason.STOP)
+
+
+@given(
+    words=st.text(alphabet="ab€", min_size=1, max_size=12),
+    stop=st.text(alphabet="ab€", min_size=1, max_size=3),
+    sizes=SIZES,
+)
+def test_log_probabilities_are_those_of_the_tokens_that_begin_in_the_text(
+    words: str, stop: str, sizes: list[int]
+) -> None:
+    ids = TOKENIZER.encode(words).ids
+    answer = AnswerText(TOKENS, stops=[stop], has_logprobs=True)
+    whole = _read(answer, ids, sizes, FinishReason.LENGTH)
+    # A token is a byte here, and a character of several bytes begins with its first.
+    data = bytes(byte for entry in whole.logprobs for byte in entry["bytes"])
+    assert data.decode() == whole.text == words.split(stop)[0]
+    listed = ids[: len(whole.logprobs)]
+    assert [entry["logprob"] for entry in whole.logprobs] == [-float(one) for one in listed]
+
+
+def test_each_log_probability_comes_with_the_text_that_its_token_begins_in() -> None:
+    ids = TOKENIZER.encode("a€bc").ids
+    answer = AnswerText(TOKENS, stops=["bx"], has_logprobs=True)
+    counts = []
+    for place, token_id in enumerate(ids):
+        reason = FinishReason.LENGTH if place == len(ids) - 1 else None
+        verdict = Verdict(
+            0, place, (token_id,), finish_reason=reason, logprobs=(TokenLogprobs(-1.0),)
+        )
+        piece = answer.add_verdict(verdict)
+        counts.append((piece.text, len(piece.logprobs)))
+    assert counts == [("a", 1), ("", 0), ("", 0), ("€", 3), ("", 0), ("bc", 2)]
+
+
+def test_an_end_token_has_no_log_probability_but_a_skipped_one_has() -> None:
+    ids = [*TOKENIZER.encode("a").ids, SPECIAL_ID, SPECIAL_ID]
+    answer = AnswerText(TOKENS, stops=(), has_logprobs=True)
+    piece = _read(answer, ids, [9], FinishReason.STOP)
+    assert (piece.text, answer.num_tokens) == ("a", 3)
+    assert [entry["token"] for entry in piece.logprobs] == ["a", "<|im_end|>"]
+
+
+def test_a_target_that_tells_no_log_probabilities_is_named() -> None:
+    answer = AnswerText(TOKENS, stops=(), has_logprobs=True)
+    with pytest.raises(IncompatiblePairError, match="older release"):
+        answer.add_verdict(Verdict(0, 0, (1,)))
+
+
+def _described(tokens: TokenBytes, token_id: int, *top: tuple[int, float]) -> dict[str, Any]:
+    answer = AnswerText(tokens, stops=(), has_logprobs=True)
+    logprobs = TokenLogprobs(-0.5, top)
+    (entry,) = answer.add_verdict(
+        Verdict(0, 0, (token_id,), finish_reason=FinishReason.LENGTH, logprobs=(logprobs,))
+    ).logprobs
+    return entry
+
+
+def test_tokens_are_described_by_their_bytes_even_within_a_character() -> None:
+    first = TOKENIZER.encode("€").ids[0]
+    entry = _described(TOKENS, first, (first, -0.5), (SPECIAL_ID, float("-inf")))
+    part = {"token": "\ufffd", "logprob": -0.5, "bytes": [0xE2]}
+    special = {
+        "token": "<|im_end|>",
+        "logprob": LEAST_LOGPROB,
+        "bytes": list(b"<|im_end|>"),
+    }
+    assert entry == {**part, "top_logprobs": [part, special]}
+
+
+def test_tokens_of_a_vocabulary_of_words_are_described_by_their_text() -> None:
+    entry = _described(TokenBytes(VOCABULARIES["words"]), 0, (0, -0.5), (1, -2.0))
+    assert entry["token"] == "one" and entry["bytes"] == list(b"one")
+    assert [top["token"] for top in entry["top_logprobs"]] == ["one", "two"]

@@ -1,0 +1,266 @@
+"""What a request says about frames and sizes, in the words of vLLM's clients."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import pytest
+from pydantic import ValidationError
+
+from gateway.api import media_fields
+from gateway.api.media_schemas import MediaProcessing
+from gateway.api.schemas import ChatCompletionRequest
+from gateway.media.reader import FrameTimes
+from hippo.errors import ContextLengthError, InvalidRequestError
+from hippo.types import ChatMessage, FramePlan, Media, MediaKind, MediaPart, TextPart
+from tests.support.running.info import small_model_info
+from tests.support.running.services import toy_request
+
+INFO = small_model_info()
+CLIP = {"type": "video_url", "video_url": {"url": "https://a.example/clip.mp4"}}
+
+
+def _parse(*parts: dict[str, Any], **fields: Any) -> ChatCompletionRequest:
+    content = [*parts, {"type": "text", "text": "Hi"}]
+    body = {"model": "m", "messages": [{"role": "user", "content": content}], **fields}
+    return ChatCompletionRequest.model_validate(body)
+
+
+def _plan(processing: dict[str, Any], loading: dict[str, Any] | None = None) -> FramePlan:
+    request = _parse(mm_processor_kwargs=processing, media_io_kwargs={"video": loading or {}})
+    return media_fields.frame_plan(request)
+
+
+def test_the_colour_behind_transparent_pixels_is_planned() -> None:
+    colour = {"image": {"rgba_background_color": [10, 20, 30]}}
+    assert media_fields.frame_plan(_parse(media_io_kwargs=colour)).background == 1 + 0x0A141E
+    for wrong in ([10, 20], [10, 20, 256], "red"):
+        with pytest.raises(ValidationError, match="rgba_background_color"):
+            _parse(media_io_kwargs={"image": {"rgba_background_color": wrong}})
+
+
+@pytest.mark.parametrize(
+    ("processing", "loading", "plan"),
+    [
+        ({}, {}, FramePlan()),
+        ({"num_frames": 16}, {}, FramePlan(num_frames=16)),
+        ({}, {"num_frames": 16}, FramePlan(num_frames=16)),
+        ({}, {"num_frames": -1, "fps": 2.5}, FramePlan(fps=2.5)),
+        ({"fps": 2.5, "max_frames": 9}, {}, FramePlan(fps=2.5, max_frames=9)),
+        ({"fps": [2.5, 2.5]}, {}, FramePlan(fps=2.5)),
+        # vLLM's loader takes the smaller number of frames.
+        ({}, {"num_frames": 32, "fps": 2}, FramePlan(fps=2, max_frames=32)),
+        ({"fps": 2}, {"num_frames": 32}, FramePlan(fps=2, max_frames=32)),
+        ({"fps": 2, "max_frames": 8}, {"num_frames": 32}, FramePlan(fps=2, max_frames=8)),
+        ({"min_pixels": 50, "max_pixels": 70}, {}, FramePlan(min_pixels=50, max_pixels=70)),
+        (
+            {"size": {"shortest_edge": 50, "longest_edge": 70}},
+            {},
+            FramePlan(min_pixels=50, max_pixels=70),
+        ),
+    ],
+)
+def test_frames_are_planned_by_every_name(
+    processing: dict[str, Any], loading: dict[str, Any], plan: FramePlan
+) -> None:
+    assert _plan(processing, loading) == plan
+
+
+@pytest.mark.parametrize(
+    ("processing", "words"),
+    [
+        ({"num_frames": 8, "fps": 2}, "num_frames and fps exclude each other"),
+        ({"num_frames": 8, "max_frames": 8}, "num_frames and max_frames exclude each other"),
+        ({"max_pixels": 8, "size": {"longest_edge": 9}}, "max_pixels and size.longest_edge differ"),
+        ({"min_pixels": 9, "max_pixels": 8}, r"min_pixels is 9, more than max_pixels \(8\)"),
+        ({"fps": [1, 2]}, "different rates"),
+        ({"fps": []}, "different rates"),
+        ({"size": {"height": 9}}, "height"),
+    ],
+)
+def test_fields_that_contradict_each_other_are_refused(
+    processing: dict[str, Any], words: str
+) -> None:
+    with pytest.raises(ValidationError, match=words):
+        _parse(mm_processor_kwargs=processing)
+
+
+@pytest.mark.parametrize(
+    ("processing", "loading", "param"),
+    [
+        ({"fps": 2}, {"fps": 3}, "media_io_kwargs.video.fps"),
+        ({"num_frames": 2}, {"num_frames": 3}, "media_io_kwargs.video.num_frames"),
+        ({"max_frames": 8}, {"num_frames": 4}, "media_io_kwargs.video.num_frames"),
+        ({"min_frames": 8, "fps": 1}, {"num_frames": 4}, "mm_processor_kwargs.min_frames"),
+    ],
+)
+def test_two_places_that_contradict_each_other_are_named(
+    processing: dict[str, Any], loading: dict[str, Any], param: str
+) -> None:
+    with pytest.raises(InvalidRequestError) as caught:
+        _plan(processing, loading)
+    assert caught.value.param == param
+
+
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        ({"mm_processor_kwargs": {"do_sample_frames": False}}, "say which frames"),
+        (
+            {"mm_processor_kwargs": {"do_sample_frames": False, "fps": 2}},
+            "mm_processor_kwargs.fps samples frames",
+        ),
+        ({"mm_processor_kwargs": {"do_sample_frames": True}}, None),
+        (
+            {
+                "mm_processor_kwargs": {"do_sample_frames": False},
+                "media_io_kwargs": {"video": {"num_frames": 8}, "image": {"image_mode": "RGB"}},
+            },
+            None,
+        ),
+    ],
+)
+def test_frames_are_sampled_by_the_loader_or_the_processor(
+    fields: dict[str, Any], words: str | None
+) -> None:
+    request = _parse(CLIP, **fields)
+    if words is None:
+        assert len(media_fields.media_sources(request, INFO)) == 1
+        return
+    with pytest.raises(InvalidRequestError, match=words) as caught:
+        media_fields.media_sources(request, INFO)
+    assert caught.value.param == "mm_processor_kwargs.do_sample_frames"
+
+
+def test_frames_of_qwen_vl_utils_are_taken_with_their_rate() -> None:
+    """Qwen's example for vLLM sends frames one by one, and their rates as a list."""
+    request = _frames().model_copy(
+        update={"mm_processor_kwargs": MediaProcessing(fps=[2.0], do_sample_frames=False)}  # type: ignore[arg-type]
+    )
+    (source,) = media_fields.media_sources(request, INFO)
+    assert source.times == FrameTimes(2.0)
+    sampled = request.model_copy(
+        update={"mm_processor_kwargs": MediaProcessing(do_sample_frames=True)}
+    )
+    with pytest.raises(InvalidRequestError, match="are all used"):
+        media_fields.media_sources(sampled, INFO)
+
+
+def test_a_uuid_is_each_keys_own_and_needs_its_item() -> None:
+    def key(owner: str | None, uuid: str = "a") -> str:
+        return media_fields.media_sources(_parse({**CLIP, "uuid": uuid}), INFO, owner)[0].uuid
+
+    assert key("alice") == key("alice")
+    assert len({key("alice"), key("bob"), key(None), key("alice", "b")}) == 4
+    assert media_fields.media_sources(_parse(CLIP), INFO)[0].uuid == ""
+    for absent in (None, {"url": None}):
+        with pytest.raises(ValidationError, match="a part with a uuid needs its video_url"):
+            _parse({"type": "video_url", "video_url": absent, "uuid": "a"})
+    with pytest.raises(ValidationError, match="cannot have the field 'uuid'"):
+        _parse({"type": "text", "text": "Hi", "uuid": "a"})
+
+
+def test_frames_of_one_uuid_at_other_times_are_another_item() -> None:
+    keys = set()
+    for fps in (1, 2):
+        request = _frames(fps=fps)
+        part = request.messages[0].content[0].model_copy(update={"uuid": "a"})
+        turn = request.messages[0].model_copy(update={"content": (part,)})
+        request = request.model_copy(update={"messages": (turn,)})
+        keys |= {source.uuid for source in media_fields.media_sources(request, INFO)}
+    assert len(keys) == 2
+
+
+def test_many_images_are_taken_and_more_than_tokens_are_not() -> None:
+    image = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA"}}
+    assert len(media_fields.media_sources(_parse(*[image] * 64), INFO)) == 64
+    with pytest.raises(ContextLengthError, match="1000 videos and images"):
+        media_fields.media_sources(_parse(*[image] * 1000), INFO)
+
+
+def test_items_are_told_apart_by_uuid_or_file_or_content() -> None:
+    def key(**changes: Any) -> bytes:
+        item = dataclasses.replace(Media(MediaKind.VIDEO, b"data"), **changes)
+        return media_fields.affinity_key(_parse(), "salt", [item])
+
+    file = {"data": b"", "path": "/a", "num_bytes": 1, "modified_ns": 2}
+    assert len({key(), key(data=b"other"), key(**file), key(**{**file, "modified_ns": 3})}) == 4
+    assert key(uuid="a") == key(uuid="a", data=b"other") != key(uuid="b")
+
+
+def _limit(max_tokens: int, *, num_words: int = 10, ceiling: int | None = None) -> int:
+    turn = ChatMessage("user", (MediaPart(0), TextPart("a")))
+    request = toy_request(max_tokens=max_tokens, messages=(turn,))
+    limited = media_fields.with_visual_limit(request, num_words, INFO, ceiling=ceiling)
+    return limited.frame_plan.max_visual_tokens
+
+
+def test_videos_get_three_quarters_of_the_context_or_what_text_and_answer_leave() -> None:
+    for max_tokens, num_words in ((100, 10), (200, 10), (100, 100)):
+        assert _limit(max_tokens, num_words=num_words) == 750
+    for max_tokens, num_words in ((300, 10), (100, 300), (800, 10)):
+        left = 1000 - max_tokens - num_words - 30  # 30: of the chat template, at most
+        assert left * 15 / 16 <= _limit(max_tokens, num_words=num_words) <= left + 30
+    assert _limit(300, num_words=8) == _limit(300)
+    assert _limit(100, ceiling=200) == 200
+    assert 750 < _limit(100, ceiling=2000) <= 900
+    assert _limit(1000) == 1  # the services say that the prompt does not fit
+
+
+def test_the_turns_of_a_conversation_have_one_frame_plan_while_there_is_room() -> None:
+    """At another plan the caches would not know the frames of the turn before."""
+    plans = {_limit(limit, num_words=10 + 20 * turn) for turn in range(9) for limit in (16, 50)}
+    assert plans == {750}
+    later = [_limit(50, num_words=10 + 20 * turn) for turn in range(9, 20)]
+    assert later == sorted(later, reverse=True)
+    assert len(set(later)) < len(later)
+
+
+def _frames(**video: Any) -> ChatCompletionRequest:
+    url = {"url": "data:video/jpeg;base64,AAAA,BBBB"}
+    return _parse(
+        messages=[{"role": "user", "content": [{"type": "video_url", "video_url": url}]}],
+        media_io_kwargs={"video": video},
+    )
+
+
+def test_frames_are_a_second_apart_unless_the_request_says_otherwise() -> None:
+    def times(request: ChatCompletionRequest) -> FrameTimes:
+        return media_fields.media_sources(request, INFO)[0].times
+
+    assert times(_frames()) == FrameTimes(1.0)
+    assert times(_frames(fps=4)) == FrameTimes(4.0)
+    by_processor = _frames().model_copy(update={"mm_processor_kwargs": MediaProcessing(fps=3)})
+    assert times(by_processor) == FrameTimes(3.0)
+    assert times(_frames(fps=10, frames_indices=[5, 20])) == FrameTimes(10.0, (5, 20))
+    ended = times(_frames(fps=10, frames_indices=[5, 20], total_num_frames=45))
+    assert ended == FrameTimes(10.0, (5, 20), 4.5)
+    assert times(_frames(duration=7.5)) == FrameTimes(1.0, (), 7.5)
+
+
+def test_times_of_frames_need_frames() -> None:
+    for name, value in (("frames_indices", [0]), ("total_num_frames", 9), ("duration", 2.0)):
+        request = _parse(media_io_kwargs={"video": {name: value}})
+        with pytest.raises(InvalidRequestError, match="sent one by one") as caught:
+            media_fields.media_sources(request, INFO)
+        assert caught.value.param == f"media_io_kwargs.video.{name}"
+
+
+@pytest.mark.parametrize(
+    "video",
+    [
+        {"frames_indices": []},
+        {"frames_indices": [3, 3]},
+        {"frames_indices": [-1, 3]},
+        {"frames_indices": [0, 2**31]},
+        {"frames_indices": [0, 9], "total_num_frames": 9},
+        {"duration": 0},
+        {"duration": float("inf")},
+        {"total_num_frames": 0},
+        {"do_sample_frames": True},
+    ],
+)
+def test_times_of_frames_out_of_range_are_refused(video: dict[str, Any]) -> None:
+    with pytest.raises(ValidationError):
+        _frames(**video)

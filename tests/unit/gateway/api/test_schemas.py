@@ -1,0 +1,248 @@
+"""What a request may say, and what becomes of it."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from typing import Any
+
+import pytest
+from openai.types.chat import ChatCompletionMessage, ParsedChatCompletionMessage
+from pydantic import ValidationError
+
+from gateway.api import media_fields, translate
+from gateway.api.schemas import ChatCompletionRequest
+from gateway.api.speculation import speculation_plan
+from gateway.common.config import GatewaySettings
+from hippo.base.config import SettingsError, load_settings
+from hippo.errors import InvalidRequestError
+from hippo.types import MediaKind, MediaPart, OpenRequest, TextPart
+from tests.support.running.info import small_model_info
+
+INFO = small_model_info()
+SETTINGS = GatewaySettings(target=("localhost:1",))
+
+
+def _parse(**fields: Any) -> ChatCompletionRequest:
+    messages = [{"role": "user", "content": "Hi"}]
+    return ChatCompletionRequest.model_validate({"model": "m", "messages": messages, **fields})
+
+
+def _open(settings: GatewaySettings = SETTINGS, /, **fields: Any) -> OpenRequest:
+    request = _parse(**fields)
+    return translate.open_request(
+        request,
+        request_id="r",
+        pruning=speculation_plan(request.speculative, settings).pruning,
+        info=INFO,
+        settings=settings,
+    )
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"user": "someone", "metadata": {"a": "b"}, "store": True, "service_tier": "auto"},
+        {"n": 1, "logprobs": False, "top_logprobs": 0, "tools": [], "tool_choice": "none"},
+        {"logprobs": None, "top_logprobs": None},
+        {"response_format": {"type": "text"}, "modalities": ["text"]},
+        {"stop": None, "seed": None, "temperature": None, "stream": None, "top_k": None},
+        {"max_tokens": 5, "max_completion_tokens": 5},
+        {"speculative": None, "mm_processor_kwargs": None, "logit_bias": None},
+        {"functions": None, "reasoning_effort": None, "prediction": None},
+        {"mm_processor_kwargs": {"resized_width": None}},
+    ],
+)
+def test_values_that_change_nothing_are_taken(fields: dict[str, Any]) -> None:
+    assert _open(**fields) is not None
+
+
+@pytest.mark.parametrize(
+    ("fields", "expected"),
+    [
+        ({"n": 0}, "greater than or equal to 1"),
+        ({"n": True}, "valid integer"),
+        ({"logprobs": 1}, "boolean"),  # of OpenAI's older completions
+        ({"top_logprobs": True, "logprobs": True}, "valid integer"),
+        ({"top_logprobs": -1, "logprobs": True}, "greater than or equal to 0"),
+        ({"tool_choice": "required"}, "tool_choice is 'required', but this server calls no tools"),
+        ({"length_penalty": 1.5}, "length_penalty is 1.5, but there is no beam search; leave it"),
+        ({"echo": 0}, "leave it out or give False"),
+        ({"best_of": True}, "best_of is True"),
+        ({"chat_template": "x" * 99}, "xxx', but prompts have the form"),
+        ({"min_tokens": -1}, "greater than or equal to 0"),
+        ({"max_tokens": 4, "max_completion_tokens": 5}, "differ"),
+    ],
+)
+def test_what_would_change_the_answer_and_is_not_supported_is_named(
+    fields: dict[str, Any], expected: str
+) -> None:
+    with pytest.raises(ValidationError, match=re.escape(expected)):
+        _parse(**fields)
+
+
+@pytest.mark.parametrize("said", [ChatCompletionMessage, ParsedChatCompletionMessage])
+def test_an_answer_that_a_client_sends_back_is_taken(said: type[ChatCompletionMessage]) -> None:
+    given: dict[str, Any] = {"role": "assistant", "content": "{}", "annotations": []}
+    if said is ParsedChatCompletionMessage:
+        given["parsed"] = {"a": 1}
+    answer = said.model_validate(given).model_dump()
+    assert None in answer.values() and [] in answer.values()
+    turns = [{"role": "user", "content": "Hi"}, answer, {"role": "user", "content": "Why?"}]
+    assert [turn.content for turn in _open(messages=turns).messages] == [
+        (TextPart(text),) for text in ("Hi", "{}", "Why?")
+    ]
+
+
+@pytest.mark.parametrize(
+    ("fields", "place"),
+    [
+        ({"penalty": []}, ("penalty",)),
+        ({"temperatur": False}, ("temperatur",)),
+        (
+            {"messages": [{"role": "user", "content": "Hi", "weight": 0}]},
+            ("messages", 0, "weight"),
+        ),
+    ],
+)
+def test_an_unknown_field_with_a_value_is_refused(
+    fields: dict[str, Any], place: tuple[str | int, ...]
+) -> None:
+    with pytest.raises(ValidationError) as caught:
+        _parse(**fields)
+    error = caught.value.errors()[0]
+    assert (error["type"], error["loc"]) == ("extra_forbidden", place)
+
+
+def test_content_parts_keep_their_order_and_media_are_numbered() -> None:
+    messages = [
+        {"role": "developer", "content": "Be brief."},
+        {
+            "role": "user",
+            "content": [
+                {"type": "text", "text": "First"},
+                {"type": "video_url", "video_url": {"url": "a"}},
+                {"type": "image_url", "image_url": {"url": "b", "detail": "low"}},
+            ],
+        },
+        {"role": "assistant", "content": "Yes."},
+        {"role": "user", "content": [{"type": "video_url", "video_url": "c"}]},
+    ]
+    system, first, _, last = _open(messages=messages).messages
+    assert system.role == "system"
+    assert first.content == (TextPart("First"), MediaPart(0), MediaPart(1))
+    assert last.content == (MediaPart(2),)
+    sources = media_fields.media_sources(_parse(messages=messages), INFO)
+    assert [(source.kind, source.url) for source in sources] == [
+        (MediaKind.VIDEO, "a"),
+        (MediaKind.IMAGE, "b"),
+        (MediaKind.VIDEO, "c"),
+    ]
+    assert sources[2].param == "messages.3.content.0.video_url"
+
+
+def test_sampling_defaults_are_openais_and_the_checkpoints_own_are_not_asked() -> None:
+    sampling = _open().sampling
+    assert (sampling.temperature, sampling.top_p, sampling.top_k) == (1.0, 1.0, 0)
+    assert sampling.repetition_penalty == 1.0
+    assert 0 <= sampling.seed < 2**53
+
+
+def test_the_operator_may_set_other_sampling_defaults() -> None:
+    settings = dataclasses.replace(SETTINGS, default_temperature=0.1, default_top_p=0.5)
+    sampling = _open(settings).sampling
+    assert (sampling.temperature, sampling.top_p) == (0.1, 0.5)
+    sampling = _open(settings, temperature=0, top_p=1).sampling
+    assert (sampling.temperature, sampling.top_p) == (0, 1)
+
+
+def test_a_request_without_a_seed_gets_a_fresh_one() -> None:
+    assert len({_open().sampling.seed for _ in range(8)}) == 8
+    assert _open(seed=5).sampling.seed == 5
+    assert _open(seed=-1).sampling.seed == 2**64 - 1
+
+
+def test_end_tokens_are_the_models_unless_they_are_ignored() -> None:
+    assert _open().end_token_ids == (98, 99)
+    assert _open(ignore_eos=True).end_token_ids == ()
+    assert _open(stop_token_ids=[7, 99]).end_token_ids == (98, 99, 7)
+    assert _open(ignore_eos=True, stop_token_ids=[7]).end_token_ids == (7,)
+
+
+def test_fewest_tokens_are_part_of_the_sampling_and_within_the_limit() -> None:
+    assert _open().sampling.min_tokens == 0
+    assert _open(min_tokens=5, max_tokens=5).sampling.min_tokens == 5
+    with pytest.raises(InvalidRequestError, match=r"min_tokens is 6, more than max_tokens \(5\)"):
+        _open(min_tokens=6, max_tokens=5)
+
+
+def test_a_limit_that_nobody_set_is_the_servers_and_says_so() -> None:
+    request = _open()
+    assert (request.max_tokens, request.is_max_tokens_default) == (500, True)
+    for name in ("max_tokens", "max_completion_tokens"):
+        request = _open(**{name: 700})
+        assert (request.max_tokens, request.is_max_tokens_default) == (700, False)
+    for fields, words in (
+        ({"min_tokens": 600}, r"more than this server's default limit \(500\)"),
+        ({"min_tokens": 6, "max_completion_tokens": 5}, r"more than max_completion_tokens \(5\)"),
+    ):
+        with pytest.raises(InvalidRequestError, match=words):
+            _open(**fields)
+
+
+def test_names_of_control_tokens_are_text_unless_the_request_says_so() -> None:
+    assert not _open().allow_special_tokens
+    assert not _open(allow_special_tokens=None).allow_special_tokens
+    assert _open(allow_special_tokens=True).allow_special_tokens
+    with pytest.raises(ValidationError, match="allow_special_tokens"):
+        _parse(allow_special_tokens="yes")
+
+
+def test_log_probabilities_are_asked_of_the_services_only_if_wanted() -> None:
+    assert _open().num_top_logprobs is None
+    assert _open(logprobs=False, top_logprobs=0).num_top_logprobs is None
+    assert _open(logprobs=True).num_top_logprobs == 0
+    assert _open(logprobs=True, top_logprobs=20).num_top_logprobs == 20
+
+
+def test_choices_differ_by_their_index_alone_and_are_limited() -> None:
+    assert translate.num_choices(_parse(), SETTINGS) == 1
+    assert translate.num_choices(_parse(n=8), SETTINGS) == 8
+    with pytest.raises(InvalidRequestError, match="n is 9; this server gives at most 8 choices"):
+        translate.num_choices(_parse(n=9), SETTINGS)
+    request = _open(seed=5)
+    first, second = translate.choice_requests(request, 2)
+    assert first == request
+    assert second.sampling == dataclasses.replace(request.sampling, choice_index=1)
+
+
+@pytest.mark.parametrize(
+    "argv",
+    [
+        [],
+        ["--target", "nowhere"],
+        ["--target", "a:1", "--port", "70000"],
+        ["--target", "a:1", "--pruning-ratio", "1"],
+        ["--target", "a:1", "--pruning-strategy", "best"],
+        ["--target", "a:1", "--allowed-pruning-strategies", "none,best"],
+        ["--target", "a:1", "--allowed-pruning-strategies", ""],
+        ["--target", "a:1", "--allowed-pruning-strategies", "uniform,none"],  # default: holistic
+        ["--target", "a:1", "--policy", "magic"],
+        ["--target", "a:1", "--gamma", "0"],
+        ["--target", "a:1", "--gamma", "best"],
+        ["--target", "a:1", "--default-temperature", "2.5"],
+        ["--target", "a:1", "--default-top-p", "0"],
+        ["--target", "a:1", "--max-media-bytes", "0"],
+        ["--target", "a:1", "--max-visual-tokens", "-5"],
+        ["--target", "a:1", "--allowed-local-media-path", "/no/such/folder"],
+    ],
+)
+def test_settings_that_cannot_work_are_refused_at_the_start(argv: list[str]) -> None:
+    with pytest.raises(SettingsError):
+        load_settings(GatewaySettings, argv, {}, env_prefix="X", prog="gateway", description="")
+
+
+def test_a_token_id_of_thousands_of_digits_is_refused() -> None:
+    with pytest.raises(InvalidRequestError, match="whole numbers") as caught:
+        _open(logit_bias={"9" * 5000: 1.0})
+    assert len(caught.value.message) < 200

@@ -1,0 +1,435 @@
+"""Where media may come from."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import io
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gateway.common.budget import FREE_BYTES, ByteBudget, Holding, MemoryFullError
+from gateway.common.config import GatewaySettings
+from gateway.media.reader import CopiedFiles, FrameTimes, MediaReader, MediaSource
+from gateway.media.uploads import Uploads
+from hippo.errors import (
+    ForbiddenError,
+    HippoError,
+    InvalidRequestError,
+    MediaError,
+    NotFoundError,
+)
+from hippo.media.frame_list import read_frame_list
+from hippo.types import Media, MediaKind
+from tests.support.running.tcp import serving
+
+HELD = Holding(ByteBudget(1 << 30), "a test")
+
+
+def _settings(*domains: str, **others: Any) -> GatewaySettings:
+    return GatewaySettings(target=("localhost:1",), allowed_media_domains=domains, **others)
+
+
+@pytest.fixture
+def uploads(tmp_path_factory: pytest.TempPathFactory) -> Uploads:
+    return Uploads(_settings(upload_dir=str(tmp_path_factory.mktemp("uploads"))))
+
+
+@pytest.fixture
+def inside(tmp_path: Path) -> Path:
+    """The directory that paths may lie under."""
+    folder = tmp_path / "inside"
+    folder.mkdir()
+    return folder
+
+
+@pytest.fixture
+def reader(uploads: Uploads, inside: Path) -> MediaReader:
+    return MediaReader(
+        _settings(allowed_local_media_path=(str(inside),), max_media_bytes=1000), uploads
+    )
+
+
+async def _read(reader: MediaReader, url: str, kind: MediaKind = MediaKind.VIDEO) -> bytes:
+    media = await reader.read_media([MediaSource(kind, url, "field")], HELD)
+    (copied,) = await reader.copy_files(media, HELD)
+    return copied.data
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "data:video/mp4;base64,Ynl0ZXM=",
+        "data:video/webm;codecs=vp9;base64,Ynl0ZXM=",
+        "data:;base64,Ynl0ZXM=",
+        "data:video/mp4;base64,Ynl0ZXM%3D",
+        "data:video/webm;codecs=vp8,opus;base64,Ynl0ZXM=",
+        'data:video/webm;codecs="vp8, opus"; base64,Ynl0ZXM=',
+        "data:application/mp4;base64,Ynl0ZXM=",
+        "data:binary/octet-stream;base64,Ynl0ZXM=",
+        "data:application/octet-stream;base64,Ynl0ZXM=",
+        "data:text/plain;charset=utf-8;base64,Ynl0ZXM=",
+        "data:image/gif;base64,Ynl0ZXM=",
+        "DATA:video/mp4;BASE64,Ynl0ZXM=",
+        "data:video/mp4;base64,Ynl0ZXM",
+        "data:video/mp4;base64,Ynl0\r\nZXM=\n",
+        "data:video/mp4;base64,Ynl0%0AZXM=%0A",
+        "data:video/mp4;base64, Ynl0 ZXM= ",
+        " \n data:video/mp4;base64,Ynl0ZXM= \n",
+    ],
+)
+async def test_a_data_url_is_decoded(reader: MediaReader, url: str) -> None:
+    assert await _read(reader, url) == b"bytes"
+
+
+async def test_the_url_safe_alphabet_is_read_too(reader: MediaReader) -> None:
+    data = bytes(range(248, 256)) * 3
+    for encode in (base64.b64encode, base64.urlsafe_b64encode):
+        digits = encode(data).decode()
+        for payload in (digits, digits.rstrip("=")):
+            assert await _read(reader, f"data:video/mp4;base64,{payload}") == data
+
+
+@pytest.mark.parametrize(
+    ("url", "words"),
+    [
+        ("data:video/mp4;base64,Ynl0Z", "is not valid base64"),
+        ("data:video/mp4;base64,Ynl=ZXM=", "is not valid base64"),
+        ("data:video/mp4;base64,Ynl0é", "is not valid base64"),
+        ("data:video/mp4;base64", "has no comma"),
+        ("data:video/mp4;base64 Ynl0", "has no comma"),
+        ("data:video/mp4,Ynl0", "is not base64"),
+        ("data:video/mp4;base65,Ynl0", "is not base64"),
+        (f"data:video/mp4;{'x' * 2000};base64,Ynl0", "has no ;base64, in its first 1,024"),
+    ],
+)
+async def test_what_is_wrong_with_a_data_url_is_told(
+    reader: MediaReader, url: str, words: str
+) -> None:
+    with pytest.raises(MediaError, match=words) as caught:
+        await _read(reader, url)
+    assert len(caught.value.message) < 300
+
+
+async def test_white_space_around_a_url_is_left_out_and_that_of_a_path_is_not(
+    reader: MediaReader, inside: Path
+) -> None:
+    (inside / "clip.mp4").write_bytes(b"data")
+    (inside / "clip.mp4 ").write_bytes(b"other")
+    assert await _read(reader, f" file://{inside}/clip.mp4\n") == b"data"
+    assert await _read(reader, f"{inside}/clip.mp4 ") == b"other"
+
+
+async def test_frames_are_read_in_all_forms_of_base64(reader: MediaReader) -> None:
+    url = "\ndata:video/jpeg;base64,b25l,\ndHdv\n,dGhyZWU"
+    (media,) = await reader.read_media([MediaSource(MediaKind.VIDEO, url, "field")], HELD)
+    listed = read_frame_list(io.BytesIO(media.data), len(media.data))
+    assert [size for _, size in listed.spans] == [3, 3, 5]
+
+
+async def test_an_error_names_the_field(reader: MediaReader) -> None:
+    with pytest.raises(MediaError) as caught:
+        await _read(reader, "data:video/mp4;base64,")
+    assert caught.value.param == "field"
+
+
+@pytest.mark.parametrize(("size", "is_taken"), [(1000, True), (1001, False)])
+async def test_the_size_limit_is_exact(
+    reader: MediaReader, inside: Path, size: int, is_taken: bool
+) -> None:
+    path = inside / "clip.mp4"
+    path.write_bytes(b"x" * size)
+    url = f"data:video/mp4;base64,{base64.b64encode(path.read_bytes()).decode()}"
+    for source in (url, str(path)):
+        if is_taken:
+            assert len(await _read(reader, source)) == size
+        else:
+            with pytest.raises(MediaError, match="1000 bytes"):
+                await _read(reader, source)
+
+
+async def test_a_path_is_read_only_under_an_allowed_directory(
+    reader: MediaReader, inside: Path
+) -> None:
+    outside = inside.with_name("outside")
+    outside.mkdir()
+    for folder in (inside, outside):
+        (folder / "clip.mp4").write_bytes(b"data")
+    (inside / "out.mp4").symlink_to(outside / "clip.mp4")
+    (inside / "in.mp4").symlink_to(inside / "clip.mp4")
+    (inside / "a b.mp4").write_bytes(b"data")
+    for url in (
+        f"{inside}/clip.mp4",
+        f"{inside}/in.mp4",
+        f"{inside}/../inside/clip.mp4",
+        f"file://{inside}/a%20b.mp4",
+    ):
+        assert await _read(reader, url) == b"data"
+    for url in (
+        f"{outside}/clip.mp4",
+        f"{inside}/out.mp4",
+        f"{inside}/../outside/clip.mp4",
+        f"{inside}-not/clip.mp4",
+        "file://elsewhere/clip.mp4",
+    ):
+        with pytest.raises(ForbiddenError):
+            await _read(reader, url)
+
+
+@pytest.mark.parametrize(
+    ("url", "flag"),
+    [
+        ("/clip.mp4", "--allowed-local-media-path"),
+        ("https://media.example/clip.mp4", "--allowed-media-domains"),
+        ("http://[::1", "--allowed-media-domains"),
+        ("https://[2001:db8:85a3::8a2e:370:7334]/a.mp4", "--allowed-media-domains"),
+    ],
+)
+async def test_paths_and_urls_are_off_by_default(uploads: Uploads, url: str, flag: str) -> None:
+    with pytest.raises(ForbiddenError, match=flag):
+        await _read(MediaReader(_settings(), uploads), url)
+
+
+async def test_a_file_is_not_read_where_every_service_opens_it(
+    reader: MediaReader, inside: Path
+) -> None:
+    path = inside / "clip.mp4"
+    path.write_bytes(b"data")
+    source = MediaSource(MediaKind.VIDEO, str(path), "field", uuid="a")
+    media = await reader.read_media([source], HELD)
+    status = path.stat()
+    named = Media(
+        MediaKind.VIDEO,
+        path=str(path),
+        num_bytes=4,
+        modified_ns=status.st_mtime_ns,
+        uuid="a",
+    )
+    assert media == (named,)
+    copied = (Media(MediaKind.VIDEO, b"data", uuid="a"),)
+    here, elsewhere = (str(inside),), ("/elsewhere", f"{inside}-not")
+    for open_dirs, expected in (
+        ([here, here], media),
+        ([here], media),
+        ([(*elsewhere, str(inside.parent)), here], media),
+        ([here, elsewhere], copied),
+        ([here, ()], copied),
+        ([], copied),
+    ):
+        assert await reader.copy_files(media, HELD, open_dirs) == expected
+    path.unlink()
+    with pytest.raises(MediaError, match="cannot be read") as caught:
+        await reader.copy_files(media, HELD)
+    assert caught.value.param == "media[0]"
+
+
+async def test_a_file_older_than_1970_has_a_time(reader: MediaReader, inside: Path) -> None:
+    (inside / "old.mp4").write_bytes(b"a video")
+    os.utime(inside / "old.mp4", ns=(0, -3))
+    source = MediaSource(MediaKind.VIDEO, str(inside / "old.mp4"), "field")
+    assert (await reader.read_media([source], HELD))[0].modified_ns == 2**64 - 3
+
+
+async def test_choices_share_one_copy_of_their_files(reader: MediaReader, inside: Path) -> None:
+    (inside / "clip.mp4").write_bytes(b"a video")
+    source = MediaSource(MediaKind.VIDEO, str(inside / "clip.mp4"), "field")
+    in_bytes = CopiedFiles(reader, await reader.read_media([source], HELD), HELD)
+    first, second = await asyncio.gather(in_bytes.read(), in_bytes.read())
+    assert first[0].data == b"a video"
+    assert first is second
+
+
+async def test_what_a_request_holds_in_memory_is_bounded(uploads: Uploads, inside: Path) -> None:
+    settings = _settings(allowed_local_media_path=(str(inside),), max_message_mib=1)
+    reader = MediaReader(settings, uploads)
+    half, whole = inside / "half.mp4", inside / "whole.mp4"
+    half.write_bytes(bytes(1 << 19))
+    whole.write_bytes(bytes(1 << 20))
+    url = f"data:video/mp4;base64,{base64.b64encode(half.read_bytes()).decode()}"
+
+    def sources(*urls: str | Path) -> list[MediaSource]:
+        return [MediaSource(MediaKind.VIDEO, str(each), "field") for each in urls]
+
+    media = await reader.read_media(sources(url, half, whole), HELD)
+    with pytest.raises(MediaError, match="--allowed-local-media-path") as caught:
+        await reader.copy_files(media, HELD)
+    assert caught.value.param == "media[2]"
+    assert len(await reader.copy_files(media[:2], HELD)) == 2
+    with pytest.raises(MediaError, match="more than 1048576 bytes"):
+        await reader.read_media(sources(url, url, url), HELD)
+
+
+async def test_only_regular_files_are_read(reader: MediaReader, inside: Path) -> None:
+    os.mkfifo(inside / "pipe.mp4")
+    for name in ("pipe.mp4", ""):
+        with pytest.raises(MediaError, match="regular file"):
+            await _read(reader, f"{inside}/{name}")
+    with pytest.raises(HippoError):
+        await _read(reader, f"{inside}/null\0byte")
+
+
+async def test_an_item_that_is_refused_ends_the_fetch_beside_it(uploads: Uploads) -> None:
+    is_fetching, has_left = asyncio.Event(), asyncio.Event()
+
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        head = await reader.readuntil(b"\r\n\r\n")
+        if head.startswith(b"GET /slow"):
+            is_fetching.set()
+            await reader.read()  # to its end
+            has_left.set()
+        else:
+            await is_fetching.wait()
+            writer.write(b"HTTP/1.1 404 Not Found\r\nContent-Length: 0\r\n\r\n")
+
+    private: dict[str, Any] = {"allow_http_media": True, "allow_private_media_addresses": True}
+    reader = MediaReader(_settings("127.0.0.1", **private), uploads)
+    async with serving(answer) as port:
+        base = f"http://127.0.0.1:{port}"
+        sources = [MediaSource(MediaKind.VIDEO, f"{base}/{name}", name) for name in ("slow", "bad")]
+        with pytest.raises(MediaError, match="status 404") as caught:
+            await reader.read_media(sources, HELD)
+        assert caught.value.param == "bad"
+        await asyncio.wait_for(has_left.wait(), 30)
+    await reader.close()
+
+
+async def test_what_several_urls_hold_counts_together(uploads: Uploads) -> None:
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n" % (1 << 19))
+        writer.write(bytes(1 << 19))
+
+    private: dict[str, Any] = {"allow_http_media": True, "allow_private_media_addresses": True}
+    reader = MediaReader(_settings("127.0.0.1", max_message_mib=1, **private), uploads)
+    inline = f"data:video/mp4;base64,{base64.b64encode(bytes(1 << 19)).decode()}"
+    async with serving(answer) as port:
+        url = f"http://127.0.0.1:{port}/half.mp4"
+
+        def sources(*urls: str) -> list[MediaSource]:
+            return [MediaSource(MediaKind.VIDEO, each, "field") for each in urls]
+
+        assert len(await reader.read_media(sources(url, url), HELD)) == 2
+        for urls in ((url, url, url), (url, inline, url)):
+            with pytest.raises(MediaError, match="more than 1048576 bytes"):
+                await reader.read_media(sources(*urls), HELD)
+    await reader.close()
+
+
+async def _upload(uploads: Uploads, data: bytes, owner: str | None = None) -> str:
+    pieces = iter([data, b""])
+
+    async def read() -> bytes:
+        return next(pieces)
+
+    return (await uploads.add_upload(read, filename="clip.mp4", owner=owner)).video_id
+
+
+async def test_an_upload_is_read_by_its_id_for_its_owner_alone(
+    reader: MediaReader, uploads: Uploads
+) -> None:
+    video_id = await _upload(uploads, b"a video", owner="alice")
+    source = MediaSource(MediaKind.VIDEO, video_id, "field")
+    for owner in ("bob", None):
+        with pytest.raises(NotFoundError) as caught:
+            await reader.read_media([source], HELD, owner=owner)
+        assert caught.value.param == "field"
+    (media,) = await reader.copy_files(await reader.read_media([source], HELD, owner="alice"), HELD)
+    assert media.data == b"a video"
+
+
+async def test_an_upload_is_no_image(reader: MediaReader, uploads: Uploads) -> None:
+    video_id = await _upload(uploads, b"a video")
+    with pytest.raises(MediaError):
+        await _read(reader, video_id, MediaKind.IMAGE)
+
+
+FRAMES = "data:video/jpeg;base64,b25l,dHdv,dGhyZWU="
+
+
+@pytest.mark.parametrize(
+    ("times", "seconds", "end_s"),
+    [
+        (FrameTimes(1.0), (0.0, 1.0, 2.0), 3.0),
+        (FrameTimes(2.0), (0.0, 0.5, 1.0), 1.5),
+        (FrameTimes(30.0, (0, 15, 30)), (0.0, 0.5, 1.0), 1.5),
+        (FrameTimes(30.0, (30, 45, 90)), (1.0, 1.5, 3.0), 4.0),
+        (FrameTimes(30.0, (0, 15, 30), 4.0), (0.0, 0.5, 1.0), 1.5),
+        (FrameTimes(30.0, (300, 330, 390), 13.5), (10.0, 11.0, 13.0), 13.5),
+        (FrameTimes(0.5, (7, 8, 9)), (14.0, 16.0, 18.0), 20.0),
+    ],
+)
+async def test_frames_become_one_list_with_the_times_that_the_request_says(
+    reader: MediaReader, times: FrameTimes, seconds: tuple[float, ...], end_s: float
+) -> None:
+    source = MediaSource(MediaKind.VIDEO, FRAMES, "field", times)
+    (media,) = await reader.read_media([source], HELD)
+    listed = read_frame_list(io.BytesIO(media.data), len(media.data))
+    images = [media.data[start : start + size] for start, size in listed.spans]
+    assert images == [b"one", b"two", b"three"]
+    assert listed.seconds == seconds
+    assert listed.end_s == end_s
+
+
+@pytest.mark.parametrize(
+    ("times", "param", "words"),
+    [
+        (FrameTimes(1.0, (0, 1)), "media_io_kwargs.video.frames_indices", "2 entries"),
+        (FrameTimes(1.0, (), 2.0), "media_io_kwargs.video.duration", "lasts 2 s"),
+        (FrameTimes(30, (30, 60, 90), 3.0), "media_io_kwargs.video.duration", "is 3 s after"),
+        (FrameTimes(1, (1, 2, 10**5)), "media_io_kwargs.video.frames_indices", "100,000 s after"),
+    ],
+)
+async def test_times_that_do_not_fit_the_frames_are_refused(
+    reader: MediaReader, times: FrameTimes, param: str, words: str
+) -> None:
+    with pytest.raises(InvalidRequestError, match=words) as caught:
+        await reader.read_media([MediaSource(MediaKind.VIDEO, FRAMES, "field", times)], HELD)
+    assert caught.value.param == param
+
+
+@pytest.mark.parametrize(
+    ("payload", "words"),
+    [
+        ("b25l,@@@", "frame 1 of the video is not valid base64"),
+        ("b25l,,dHdv", "frame 1 of the video is empty"),
+        ("", "frame 0 of the video is empty"),
+        ("b25l," * 160, "larger than 1000 bytes"),
+    ],
+)
+async def test_frames_that_cannot_be_read_are_named(
+    reader: MediaReader, payload: str, words: str
+) -> None:
+    if words.startswith("larger"):
+        payload = payload.rstrip(",")
+    with pytest.raises(MediaError, match=words):
+        await _read(reader, f"data:video/jpeg;base64,{payload}")
+
+
+async def test_more_frames_than_any_service_takes_are_refused_before_they_are_decoded(
+    uploads: Uploads,
+) -> None:
+    reader = MediaReader(_settings(), uploads)
+    with pytest.raises(MediaError, match="70001 frames; at most 65536"):
+        await _read(reader, "data:video/jpeg;base64," + "," * 70_000)
+
+
+async def test_a_malformed_path_is_the_callers_mistake(reader: MediaReader) -> None:
+    with pytest.raises(MediaError, match="is malformed"):
+        await _read(reader, "file://[/clip.mp4")
+
+
+async def test_media_count_with_what_all_requests_hold(uploads: Uploads) -> None:
+    budget = ByteBudget(4 * FREE_BYTES)
+    reader = MediaReader(_settings(), uploads)
+    data = base64.b64encode(bytes(2 * FREE_BYTES)).decode()
+    source = MediaSource(MediaKind.VIDEO, f"data:video/mp4;base64,{data}", "field")
+    first, second = (Holding(budget, "alice") for _ in range(2))
+    await reader.read_media([source], first)
+    with pytest.raises(MemoryFullError, match="one client's may hold"):
+        await reader.read_media([source, source], second)
+    first.release()
+    second.release()
+    await reader.read_media([source], Holding(budget, "alice"))

@@ -1,0 +1,202 @@
+"""Uploaded videos: kept for a while, bounded, and each its owner's."""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from gateway.common.config import GatewaySettings
+from gateway.media.uploads import ReadPiece, Uploads, UploadsFullError, is_upload_id
+from hippo.errors import InvalidRequestError, MediaError, NotFoundError
+
+MAX_BYTES, MAX_FILE_BYTES, TTL_S = 100, 60, 10.0
+
+
+class _Clock:
+    def __init__(self) -> None:
+        self.now_s = 1000.0
+
+    def __call__(self) -> float:
+        return self.now_s
+
+
+@pytest.fixture
+def clock() -> _Clock:
+    return _Clock()
+
+
+@pytest.fixture
+def uploads(tmp_path: Path, clock: _Clock) -> Uploads:
+    return _uploads(tmp_path, clock)
+
+
+def _uploads(folder: Path, clock: _Clock, *, max_bytes: int = MAX_BYTES) -> Uploads:
+    settings = GatewaySettings(
+        target=("localhost:1",),
+        upload_dir=str(folder),
+        max_upload_bytes=max_bytes,
+        max_media_bytes=MAX_FILE_BYTES,
+        upload_ttl_s=TTL_S,
+    )
+    return Uploads(settings, clock_s=clock)
+
+
+def _reading(data: bytes, piece_bytes: int = 7) -> ReadPiece:
+    pieces = iter([data[i : i + piece_bytes] for i in range(0, len(data), piece_bytes)])
+
+    async def read() -> bytes:
+        return next(pieces, b"")
+
+    return read
+
+
+def _files(folder: Path) -> list[Path]:
+    return [path for path in folder.rglob("*") if path.is_file()]
+
+
+async def test_what_was_uploaded_is_read_again(uploads: Uploads) -> None:
+    data = bytes(range(50))
+    upload = await uploads.add_upload(_reading(data), filename="a.mp4", owner=None)
+    assert is_upload_id(upload.video_id)
+    assert (upload.num_bytes, upload.filename) == (50, "a.mp4")
+    assert upload.expires_s == upload.created_s + TTL_S
+    assert Path(uploads.path(upload.video_id, None)).read_bytes() == data
+
+
+async def test_it_expires(uploads: Uploads, clock: _Clock, tmp_path: Path) -> None:
+    upload = await uploads.add_upload(_reading(b"x"), filename="", owner=None)
+    clock.now_s += TTL_S
+    with pytest.raises(NotFoundError):
+        uploads.get(upload.video_id, None)
+    assert _files(tmp_path) == []
+
+
+async def test_it_is_deleted(uploads: Uploads, tmp_path: Path) -> None:
+    upload = await uploads.add_upload(_reading(b"x"), filename="", owner=None)
+    uploads.delete(upload.video_id, None)
+    assert _files(tmp_path) == []
+    with pytest.raises(NotFoundError):
+        uploads.delete(upload.video_id, None)
+
+
+@pytest.mark.parametrize("expires", [False, True])
+async def test_what_a_request_uses_is_kept_until_its_end(
+    uploads: Uploads, clock: _Clock, tmp_path: Path, expires: bool
+) -> None:
+    upload = await uploads.add_upload(_reading(b"x" * 60), filename="", owner=None)
+    video_id = upload.video_id
+    with uploads.keeping([video_id, "data:,"]):
+        with uploads.keeping([video_id, video_id]):
+            if expires:
+                clock.now_s += TTL_S
+            else:
+                uploads.delete(video_id, None)
+            with pytest.raises(NotFoundError):
+                uploads.get(video_id, None)
+        assert [path.name for path in _files(tmp_path)] == [video_id]
+        with pytest.raises(UploadsFullError):  # its bytes count
+            await uploads.add_upload(_reading(b"x" * 60), filename="", owner=None)
+    assert _files(tmp_path) == []
+    await uploads.add_upload(_reading(b"x" * 60), filename="", owner=None)
+
+
+@pytest.mark.parametrize(("size", "is_taken"), [(0, False), (60, True), (61, False)])
+async def test_the_size_of_a_file_is_bounded(
+    uploads: Uploads, tmp_path: Path, size: int, is_taken: bool
+) -> None:
+    if is_taken:
+        await uploads.add_upload(_reading(b"x" * size), filename="", owner=None)
+    else:
+        with pytest.raises(MediaError):
+            await uploads.add_upload(_reading(b"x" * size), filename="", owner=None)
+        assert _files(tmp_path) == []
+
+
+async def test_a_full_store_takes_no_more_until_something_has_gone(
+    uploads: Uploads, clock: _Clock
+) -> None:
+    await uploads.add_upload(_reading(b"x" * 60), filename="", owner=None)
+    with pytest.raises(UploadsFullError):
+        await uploads.add_upload(_reading(b"x" * 41), filename="", owner=None)
+    clock.now_s += TTL_S
+    await uploads.add_upload(_reading(b"x" * 60), filename="", owner=None)
+
+
+async def test_without_room_for_any_there_are_no_uploads(tmp_path: Path, clock: _Clock) -> None:
+    uploads = _uploads(tmp_path, clock, max_bytes=0)
+    with pytest.raises(InvalidRequestError):
+        await uploads.add_upload(_reading(b"x"), filename="", owner=None)
+
+
+async def test_an_upload_that_breaks_off_leaves_nothing(uploads: Uploads, tmp_path: Path) -> None:
+    async def read() -> bytes:
+        if not _files(tmp_path):
+            return b"x"
+        raise ConnectionError
+
+    for _ in range(3):
+        with pytest.raises(ConnectionError):
+            await uploads.add_upload(read, filename="", owner=None)
+    assert _files(tmp_path) == []
+    await uploads.add_upload(_reading(b"x" * 60), filename="", owner=None)
+
+
+async def test_what_a_killed_gateway_left_is_deleted_and_anothers_is_not(
+    tmp_path: Path, clock: _Clock
+) -> None:
+    (tmp_path / "hippo-uploads-killed").mkdir()
+    (tmp_path / "hippo-uploads-killed" / "video").write_bytes(b"x")
+    (tmp_path / "kept").mkdir()
+    first, second = _uploads(tmp_path, clock), _uploads(tmp_path, clock)
+    names = {path.name for path in tmp_path.iterdir()}
+    assert names == {"kept", first.folder.name, second.folder.name}
+
+
+@pytest.mark.parametrize(
+    "moment", ["gateway.media.uploads.os.open", "gateway.media.uploads.fcntl.flock"]
+)
+async def test_a_folder_that_another_gateway_deletes_before_it_is_locked_is_made_again(
+    tmp_path: Path, clock: _Clock, monkeypatch: pytest.MonkeyPatch, moment: str
+) -> None:
+    real = os.open if moment.endswith("open") else fcntl.flock
+
+    def deleted_before(*arguments: Any) -> Any:
+        monkeypatch.undo()
+        for folder in tmp_path.iterdir():
+            folder.rmdir()
+        return real(*arguments)
+
+    monkeypatch.setattr(moment, deleted_before)
+    uploads = _uploads(tmp_path, clock)
+    upload = await uploads.add_upload(_reading(b"x"), filename="", owner=None)
+    assert [path.name for path in _files(tmp_path)] == [upload.video_id]
+
+
+async def test_a_full_disk_is_told(uploads: Uploads, tmp_path: Path) -> None:
+    async def read() -> bytes:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with pytest.raises(UploadsFullError, match="--upload-dir"):
+        await uploads.add_upload(read, filename="", owner=None)
+    assert _files(tmp_path) == []
+
+
+async def test_closing_deletes_everything(uploads: Uploads, tmp_path: Path) -> None:
+    await uploads.add_upload(_reading(b"x"), filename="", owner=None)
+    uploads.close()
+    assert list(tmp_path.iterdir()) == []
+
+
+@settings(deadline=None)
+@given(st.text(max_size=60))
+def test_only_ids_that_were_given_out_are_ids(text: str) -> None:
+    assert is_upload_id(text) == (
+        len(text) == 38 and text.startswith("video-") and set(text[6:]) <= set("0123456789abcdef")
+    )

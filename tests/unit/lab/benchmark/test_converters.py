@@ -1,0 +1,215 @@
+"""Questions of published benchmarks, from files in the form in which they are published."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hippo.cli import main
+from hippo.errors import HippoError, InvalidRequestError
+from hippo.lab.benchmark.converters import BENCHMARKS, convert
+from hippo.lab.benchmark.video_questions import VideoQuestion, read_questions
+
+VIDEO_MME = {
+    "video_id": "001", "duration": "short", "domain": "Knowledge",
+    "sub_category": "Humanity & History", "url": "https://www.youtube.com/watch?v=fFjv93ACGo8",
+    "videoID": "fFjv93ACGo8", "question_id": "001-1", "task_type": "Counting Problem",
+    "question": "How many apples?", "options": ["A. One.", "B. Two.", "C. Three.", "D. Four."],
+    "answer": "C",
+}  # fmt: skip
+MVBENCH = {
+    "video": "ZS9XR.mp4", "question": "What happened after?", "start": 11.1, "end": 19.6,
+    "candidates": ["Ate the sandwich.", "Held the dish."], "answer": "Held the dish.",
+}  # fmt: skip
+MLVU = {
+    "video": "movie101_66.mp4", "duration": 246, "question": "What colour is he?",
+    "candidates": ["Yellow", "Red"], "answer": "Yellow", "question_type": "plotQA",
+}  # fmt: skip
+MLVU_SUMMARY = {
+    "video": "217.mp4", "duration": 480.0, "question": "Please summarize the video.",
+    "answer": "A lion hunts.", "question_type": "summary",
+}  # fmt: skip
+LONG_VIDEO_BENCH = {
+    "video_id": "86CxyhFV9MI", "video_path": "86CxyhFV9MI.mp4", "id": "86CxyhFV9MI_0",
+    "subtitle_path": "86CxyhFV9MI_en.json", "question": "Which subtitles appear?",
+    "correct_choice": 1, "duration": 190.16, "duration_group": 600, "question_category": "TOS",
+    "topic_category": "NP-News-Programs", "starting_timestamp_for_subtitles": 0.0,
+}  # fmt: skip
+LVBENCH = {
+    "key": "Cm73ma6Ibcs", "type": "cartoon",
+    "video_info": {"duration_minutes": 92, "fps": 25.0, "resolution": {"width": 8, "height": 8}},
+    "qa": [
+        {
+            "uid": "2", "answer": "B", "question_type": ["entity recognition", "reasoning"],
+            "question": "Who sings?\n(A) The fox\n(B) The cat", "time_reference": "00:15-00:19",
+        }
+    ],
+}  # fmt: skip
+CAPTION = {
+    "video_name": "v_Sm9f8ZDbJJ8", "question": "Please provide a detailed description.",
+    "answer": "A man plays the drums.",
+}  # fmt: skip
+RECORDS: dict[str, dict[str, Any]] = {
+    "video-mme": VIDEO_MME,
+    "mvbench": MVBENCH,
+    "mlvu": MLVU,
+    "longvideobench": {**LONG_VIDEO_BENCH, "candidates": ["hi", "ho"]},
+    "lvbench": LVBENCH,
+    "video-detail-caption": CAPTION,
+}
+
+
+def converted(
+    folder: Path, benchmark: str, name: str, record: dict[str, Any], video: str
+) -> VideoQuestion:
+    """The only question of a file with one record, written and read again."""
+    annotations, videos = folder / name, folder / "videos"
+    (videos / video).parent.mkdir(parents=True)
+    (videos / video).touch()
+    if annotations.suffix == ".parquet":
+        pyarrow = pytest.importorskip("pyarrow")
+        from pyarrow import parquet
+
+        parquet.write_table(pyarrow.Table.from_pylist([record]), annotations)
+    else:
+        jsonl = annotations.suffix == ".jsonl"
+        annotations.write_text(json.dumps(record if jsonl else [record]))
+    out = folder / "out.jsonl"
+    given = ("--annotations", str(annotations), "--videos", str(videos), "--out", str(out))
+    assert main(["questions", benchmark, *given]) == 0
+    (question,) = read_questions(out, str(videos))
+    assert question.video == str(videos / video)
+    return question
+
+
+def test_video_mme(tmp_path: Path) -> None:
+    name = "test-00000-of-00001.parquet"
+    found = converted(tmp_path, "video-mme", name, VIDEO_MME, "data/fFjv93ACGo8.mp4")
+    assert (found.id, found.answer, found.category) == ("001-1", "C", "short")
+    assert found.options == ("One.", "Two.", "Three.", "Four.")
+    assert found.prompt == (
+        "Select the best answer to the following multiple-choice question based on the video. "
+        "Respond with only the letter (A, B, C, or D) of the correct option.\nHow many apples?\n"
+        "A. One.\nB. Two.\nC. Three.\nD. Four.\nThe best answer is:"
+    )
+
+
+def test_mvbench(tmp_path: Path) -> None:
+    video = "star/Charades_segment/ZS9XR.mp4"
+    found = converted(tmp_path, "mvbench", "action_sequence.json", MVBENCH, video)
+    assert (found.id, found.answer, found.category) == ("action_sequence-0", "B", "action_sequence")
+    assert found.prompt == (
+        "Question:What happened after?\nOption:\n(A) Ate the sandwich.\n(B) Held the dish.\n"
+        "Only give the best option.\n"
+    )
+
+
+def test_mlvu(tmp_path: Path) -> None:
+    found = converted(tmp_path, "mlvu", "1_plotQA.json", MLVU, "1_plotQA/movie101_66.mp4")
+    assert (found.id, found.answer, found.category) == ("1_plotQA-0", "A", "plotQA")
+    assert found.prompt == (
+        "What colour is he?\n(A) Yellow\n(B) Red\nOnly give the best option.\nBest option: ("
+    )
+
+
+def test_what_needs_a_judge_has_no_answer(tmp_path: Path) -> None:
+    for benchmark, name, record, video in (
+        ("mlvu", "9_summary.json", MLVU_SUMMARY, "9_summary/217.mp4"),
+        ("video-detail-caption", "test.parquet", CAPTION, "Test_Videos/v_Sm9f8ZDbJJ8.mkv"),
+    ):
+        (folder := tmp_path / benchmark).mkdir()
+        found = converted(folder, benchmark, name, record, video)
+        assert (found.prompt, found.answer) == (record["question"], None)
+
+
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        ("lvb_val.json", {"candidates": ["hi", "ho"]}),
+        (
+            "validation-00000-of-00001.parquet",
+            {
+                "option0": "hi",
+                "option1": "ho",
+                "option2": "N/A",
+                "option3": "N/A",
+                "option4": "N/A",
+            },
+        ),
+    ],
+)
+def test_long_video_bench(tmp_path: Path, name: str, options: dict[str, Any]) -> None:
+    record, video = {**LONG_VIDEO_BENCH, **options}, "86CxyhFV9MI.mp4"
+    found = converted(tmp_path, "longvideobench", name, record, video)
+    assert (found.id, found.answer, found.category) == ("86CxyhFV9MI_0", "B", "600 s")
+    assert found.prompt == (
+        "Which subtitles appear?\nA. hi\nB. ho\n"
+        "Answer with the option's letter from the given choices directly."
+    )
+
+
+def test_lvbench(tmp_path: Path) -> None:
+    name = "video_info.meta.jsonl"
+    found = converted(tmp_path, "lvbench", name, LVBENCH, "all_videos/Cm73ma6Ibcs.mp4")
+    assert (found.id, found.answer, found.category) == ("2", "B", "entity recognition")
+    assert found.options == ("The fox", "The cat")
+    assert found.prompt == (
+        "Who sings?\n(A) The fox\n(B) The cat\nAnswer the question with the option letter"
+    )
+
+
+def mvbench(folder: Path, *names: str) -> Path:
+    path = folder / "action_sequence.json"
+    path.write_text(json.dumps([{**MVBENCH, "video": name} for name in names]))
+    return path
+
+
+def test_missing_videos_are_named_and_left_out(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    annotations = mvbench(tmp_path, *(f"{number}.mp4" for number in range(13)), "1.mp4")
+    (tmp_path / "0.mp4").touch()
+    out = tmp_path / "out.jsonl"
+    given = ["questions", "mvbench", "--annotations", str(annotations), "--videos", str(tmp_path)]
+    assert main([*given, "--out", str(out)]) == 0
+    text = capsys.readouterr().out
+    assert f"12 videos are not below {tmp_path}: 1.mp4, 2.mp4" in text and "and 2 more" in text
+    assert "1 questions about 1 videos" in text
+    assert f"ask them: hippo bench --questions {out} --videos {tmp_path} --answers" in text
+    (tmp_path / "0.mp4").unlink()
+    out.unlink()
+    assert main([*given, "--out", str(out)]) == 1
+    assert "nothing is written" in capsys.readouterr().err and not out.exists()
+
+
+def test_a_name_of_several_videos_needs_its_folder(tmp_path: Path) -> None:
+    for folder in ("star", "sta"):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / "a.mp4").touch()
+    (tmp_path / "sta" / "a.webm").touch()
+    found, _ = convert(BENCHMARKS["mvbench"], [mvbench(tmp_path, "sta/a.mp4")], tmp_path)
+    assert [line["video"] for line in found] == ["sta/a.mp4"]
+    with pytest.raises(InvalidRequestError, match=r"are a\.mp4: sta/a\.mp4, star/a\.mp4"):
+        convert(BENCHMARKS["mvbench"], [mvbench(tmp_path, "a.mp4")], tmp_path)
+
+
+def test_other_files_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "a.json"
+    for text, message in (
+        ("{", "a.json cannot be read"),
+        ("{}", "is no list of records"),
+        (json.dumps([MVBENCH, CAPTION]), "record 2 is not one of MVBench .no field 'candidates'"),
+        (json.dumps([{**MVBENCH, "candidates": None}]), "record 1 is not one of MVBench"),
+    ):
+        path.write_text(text)
+        with pytest.raises(InvalidRequestError, match=message):
+            convert(BENCHMARKS["mvbench"], [path], tmp_path)
+    with pytest.raises(InvalidRequestError, match="there is no folder"):
+        convert(BENCHMARKS["mvbench"], [path], tmp_path / "none")
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
+    with pytest.raises(HippoError, match=r"pip install 'hippo-serve\[parquet\]'"):
+        convert(BENCHMARKS["video-mme"], [tmp_path / "a.parquet"], tmp_path)

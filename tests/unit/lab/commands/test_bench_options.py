@@ -1,0 +1,133 @@
+"""What the options of ``hippo bench`` come to."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+
+import pytest
+
+from hippo.client.latency import TARGET_ONLY
+from hippo.errors import HippoError
+from hippo.lab.commands.bench import add_options, command_line, plan_of
+from hippo.lab.commands.bench_run import Plan
+
+TEXT = ("--no-video", "--prompt", "Hello?")
+
+
+def parsed(*arguments: str) -> argparse.Namespace:
+    parser = argparse.ArgumentParser()
+    add_options(parser)
+    return parser.parse_args(arguments)
+
+
+def plan(*arguments: str) -> Plan:
+    return plan_of(parsed(*arguments))
+
+
+def test_every_prompt_is_asked_of_every_video_with_a_seed_of_its_own(tmp_path: Path) -> None:
+    video = tmp_path / "a.mp4"
+    video.write_bytes(b"frames")
+    found = plan(
+        "--video", str(video), "https://example.com/b.mp4", "--prompt", "What?", "--prompt", "Who?",
+        "--rounds", "2", "--seed", "5",
+    )  # fmt: skip
+    assert [question.name for question in found.questions] == ["a.mp4"] * 2 + ["b.mp4"] * 2
+    assert [question.seed for question in found.asked] == [5, 6, 7, 8, 9, 10, 11, 12]
+    content = found.questions[0].messages[0]["content"]
+    assert [part["type"] for part in content] == ["video_url", "text"]
+
+
+def test_the_bundled_clips_have_questions_of_their_own() -> None:
+    found = plan()
+    assert len(found.questions) >= 3
+    assert all(question.name.endswith(".mp4") for question in found.questions)
+    (same,) = {json.dumps(each.messages[0]["content"][1]) for each in plan("--prompt", "A?").asked}
+    assert "A?" in same
+
+
+def test_text_alone_is_asked_without_a_video() -> None:
+    assert plan(*TEXT).questions[0].messages[0]["content"] == [{"type": "text", "text": "Hello?"}]
+
+
+def test_policies_have_block_lengths() -> None:
+    systems = plan("--policies", "vpsd:7,off,adaptive,serial:auto", *TEXT).policies
+    assert systems is not None
+    assert systems[3].name == "serial γ=auto"
+    assert [system.speculative for system in systems] == [
+        {"policy": "vpsd", "gamma": 7},
+        {"policy": "off"},
+        {"policy": "adaptive"},
+        {"policy": "serial", "gamma": "auto"},
+    ]
+    assert systems[1].name == TARGET_ONLY
+
+
+def test_a_load_lasts_some_seconds_or_requests() -> None:
+    assert (plan("--concurrency", "1,2", *TEXT).seconds or 0) > 0
+    found = plan("--concurrency", "4", "--requests", "9", *TEXT)
+    assert (found.concurrency, found.requests, found.seconds) == ((4,), 9, None)
+
+
+def test_a_key_is_not_written_down_with_the_command() -> None:
+    given = parsed(*TEXT, "--api-key", "secret", "--max-tokens", "8")
+    assert plan_of(given).server.api_key == "secret"
+    assert command_line(given) == "hippo bench --no-video --prompt 'Hello?' --max-tokens 8"
+
+
+def test_an_allowed_cache_is_one_without_salts() -> None:
+    assert "cache_salt" in plan(*TEXT).form.optional
+    assert "cache_salt" not in plan(*TEXT, "--allow-cache").form.optional
+
+
+def test_the_questions_of_a_file_are_asked_of_the_named_systems(tmp_path: Path) -> None:
+    path = tmp_path / "q.jsonl"
+    line = {"id": "1", "video": "file:///a.mp4", "question": "What?"}
+    path.write_text("".join(json.dumps({**line, "id": number}) + "\n" for number in range(3)))
+    given = ("--questions", str(path), "--answers", str(tmp_path / "a.jsonl"))
+    file = plan(*given, "--limit", "2", "--seed", "4").file
+    assert file is not None and [each.id for each in file.questions] == ["0", "1"]
+    assert file.seed == 4
+    assert command_line(parsed(*given)) == f"hippo bench {' '.join(given)}"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--url", "localhost"], "no server's address"),
+        (["--no-video"], "--no-video needs a --prompt"),
+        (["--video", "none.mp4"], "none.mp4 cannot be read"),
+        (["--max-tokens", "0"], "--max-tokens must be at least 1"),
+        (["--temperature", "-1"], "--temperature must be at least 0"),
+        (["--rounds", "0"], "--rounds must be at least 1"),
+        (["--timeout", "0"], "--timeout must be above 0"),
+        (["--concurrency", "1,x"], "expected numbers such as 1,2,4,8"),
+        (["--concurrency", "0"], "expected numbers such as 1,2,4,8"),
+        (["--concurrency", "1", "--seconds", "0"], "--seconds must be above 0"),
+        (["--concurrency", "1", "--requests", "0"], "--requests must be at least 1"),
+        (["--concurrency", "1", "--rounds", "2"], "--rounds has no effect with --concurrency"),
+        (["--seconds", "5"], "--seconds needs --concurrency"),
+        (["--requests", "5"], "--requests needs --concurrency"),
+        (["--policies", "fast"], "unknown policy 'fast'"),
+        (["--policies", "vpsd:best"], "a draft length is a number or auto, as in vpsd:7"),
+        (["--policies", "off,off"], "one stands there twice"),
+        (["--plot", "a.pdf"], r"ends in \.svg or \.png"),
+        (["--plot", "none/a.svg"], "--plot: there is no folder none"),
+        (["--questions", "q.jsonl"], "--questions needs --answers FILE"),
+        (["--questions", "q.jsonl", "--answers", "a", "--prompt", "A?"], "--prompt has no effect"),
+        (
+            ["--questions", "q.jsonl", "--answers", "a", "--limit", "0"],
+            "--limit must be at least 1",
+        ),
+        (["--questions", "q.jsonl", "--answers", "a"], "q.jsonl cannot be read"),
+        (["--answers", "a.jsonl"], "--answers needs --questions"),
+        (["--markdown", "none/a.md"], "--markdown needs --questions"),
+        (["--out", "none/a.json"], "--out: there is no folder none"),
+    ],
+)
+def test_options_without_sense_are_refused_before_anything_is_asked(
+    arguments: list[str], message: str
+) -> None:
+    with pytest.raises(HippoError, match=message):
+        plan(*arguments)

@@ -1,0 +1,105 @@
+"""Every dtype is served on processors that lack what makes it fast."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+from hippo.models.interface.checkpoint import Checkpoint, find_checkpoint
+from hippo.models.interface.plan import DTYPE_NAMES, LoadPlan
+from hippo.models.load import load_model
+from hippo.models.loading.placement import DTYPES, dtype_of
+from hippo.models.quantized.forms import Quantization
+from tests.support.models.checkpoints import write_checkpoint
+from tests.support.models.processors import PROCESSORS, has_fbgemm, running_on
+from tests.support.models.reference import clip, prefill, prepare, step, user
+
+CPU = torch.device("cpu")
+
+
+@pytest.fixture(params=PROCESSORS)
+def processor(request: pytest.FixtureRequest) -> Iterator[str]:
+    """The processor that a model is loaded on."""
+    with running_on(request.param):
+        yield request.param
+
+
+def _logits(folder: Path, dtype: str, exact_rows: int | None = None) -> torch.Tensor:
+    plan = LoadPlan(str(folder), dtype=dtype, max_context_length=256, exact_rows=exact_rows)
+    model = load_model(plan)
+    assert model.info.dtype == dtype
+    first = prefill(model, 0, prepare(model, user(0, "what?"), clip()))
+    return torch.cat((first[None], model.forward(step(0, 0, 5, 6, 7))))
+
+
+@pytest.mark.parametrize(
+    ("family", "exact_rows"), [("target_checkpoint", None), ("llava_checkpoint", 4)]
+)
+def test_every_dtype_is_near_float32(
+    request: pytest.FixtureRequest, family: str, exact_rows: int | None
+) -> None:
+    folder: Path = request.getfixturevalue(family)
+    expected = _logits(folder, "float32")
+    for processor in PROCESSORS:
+        with running_on(processor):
+            for dtype in DTYPE_NAMES:
+                found = _logits(folder, dtype, exact_rows)
+                difference = (found - expected).norm() / expected.norm()
+                limit = {"float32": 1e-5, "bfloat16": 0.05, "float16": 0.005}[dtype]
+                assert difference < limit, (processor, dtype)
+
+
+def test_plain_weights_do_not_keep_the_weight_file_in_memory(tmp_path: Path) -> None:
+    maps = Path("/proc/self/smaps")
+    if not maps.exists():
+        pytest.skip("needs Linux's /proc")
+    folder = write_checkpoint(
+        tmp_path / "model",
+        num_heads=16,
+        head_dim=64,
+        intermediate_size=4096,
+        dtype=torch.bfloat16,
+    )
+    with running_on("unknown"):
+        model = load_model(LoadPlan(str(folder), dtype="bfloat16", max_context_length=64))
+    resident, is_file = 0, False
+    for line in maps.read_text().splitlines():
+        if "-" in line.split()[0]:
+            is_file = str(folder) in line
+        elif line.startswith("Rss:") and is_file:
+            resident += int(line.split()[1]) << 10
+    size = (folder / "model.safetensors").stat().st_size
+    assert model.info.dtype == "bfloat16" and resident < size / 8
+
+
+@pytest.mark.parametrize("own", DTYPE_NAMES)
+def test_auto_is_what_the_processor_multiplies_fast(processor: str, own: str) -> None:
+    checkpoint = Checkpoint("tiny", Path("tiny"), {"dtype": own}, 0, 0)
+    half = "float16" if has_fbgemm(processor) else "float32"
+    for is_draft, expected in ((True, half), (False, half if own == "float16" else "float32")):
+        plan = LoadPlan("tiny", auto_is_half=is_draft)
+        assert dtype_of(plan, checkpoint, CPU) == DTYPES[expected]
+
+
+def test_auto_is_bfloat16_for_a_draft_where_that_alone_is_fast(
+    target_checkpoint: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with running_on("ARM"):
+        monkeypatch.setattr(
+            "hippo.models.loading.placement.packs_weights", lambda _, dtype: dtype == torch.bfloat16
+        )
+        plan = LoadPlan(str(target_checkpoint), max_context_length=64, auto_is_half=True)
+        assert load_model(plan).info.dtype == "bfloat16"
+
+
+def test_auto_is_what_is_fast_also_for_weights_that_overflow_float16(
+    processor: str, target_checkpoint: Path
+) -> None:
+    checkpoint = find_checkpoint(str(target_checkpoint), progress=lambda _stage, _share: None)
+    int8 = Quantization(name="int8", overflows_half=True)
+    for is_draft in (True, False):
+        plan = LoadPlan(str(target_checkpoint), auto_is_half=is_draft)
+        assert dtype_of(plan, checkpoint, CPU, int8) == torch.float32, processor

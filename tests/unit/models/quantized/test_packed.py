@@ -1,0 +1,302 @@
+"""The order in which the kernel for few rows reads quantised weights."""
+
+from __future__ import annotations
+
+import importlib
+import logging
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+from unittest import mock
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from torch.testing import assert_close
+
+from hippo.models.interface.checkpoint import find_checkpoint
+from hippo.models.interface.plan import LoadPlan
+from hippo.models.loading import quantization as quantized
+from hippo.models.loading.pretrained import import_transformers
+from hippo.models.loading.quantization import find_quantization
+from hippo.models.loading.weights import read_weights
+from hippo.models.products.linear import is_plain
+from hippo.models.quantized import packed
+from hippo.models.quantized.packed import (
+    SHAPES,
+    Kernels,
+    PackedLinear,
+    are_right,
+    make_kernels,
+    make_packed,
+    pack,
+    pack_scales,
+    tried_rows,
+    value_pairs,
+)
+from hippo.models.quantized.quantised_rows import QuantisedRows, quantised_rows
+from tests.support.models.quantized import has_packages, write_quantized
+
+HEIGHT, WIDTH = 48, 192
+
+
+@pytest.mark.parametrize("bits", [4, 8])
+def test_each_thread_finds_its_rows_and_columns_of_matrix_a(bits: int) -> None:
+    each = bits // 4  # bytes of two columns
+    codes = torch.randint(256, (HEIGHT, WIDTH * bits // 8), dtype=torch.uint8)
+    threads = pack(codes, bits).view(HEIGHT // 16, WIDTH // 64, 32, 4, 4, each)
+    for tile_row in range(HEIGHT // 16):
+        for tile in range(WIDTH // 64):
+            for lane in range(32):
+                g, t = divmod(lane, 4)
+                for step in range(4):
+                    for register in range(4):  # rows g and g + 8; first and last two columns
+                        row = 16 * tile_row + g + 8 * (register % 2)
+                        column = 64 * tile + 16 * t + 4 * step + 2 * (register // 2)
+                        first = column // 2 * each
+                        found = threads[tile_row, tile, lane, step, register]
+                        assert torch.equal(found, codes[row, first : first + each])
+
+
+def test_scales_of_a_threads_two_rows_are_side_by_side() -> None:
+    scales = torch.arange(HEIGHT * 3, dtype=torch.float16).view(HEIGHT, 3)
+    pairs = pack_scales(scales)
+    for row in range(HEIGHT):
+        tile_row, within = divmod(row, 16)
+        half, g = divmod(within, 8)
+        assert torch.equal(pairs[tile_row, :, g, half], scales[row])
+
+
+def test_a_byte_stands_for_the_number_of_its_high_half_and_that_of_its_low_half() -> None:
+    values = torch.linspace(-1, 1, 16)
+    pairs = value_pairs(values, torch.bfloat16)
+    assert pairs.shape == (256, 2)
+    assert torch.equal(pairs[0x3A], values[[3, 10]].bfloat16())
+
+
+def test_the_shape_is_that_of_the_weight() -> None:
+    codes = torch.zeros(32, 64, dtype=torch.uint8)
+    assert QuantisedRows(codes, torch.ones(32), None, None).shape == (32, 64)
+    assert QuantisedRows(codes, torch.ones(32, 2), torch.zeros(16), None).shape == (32, 128)
+
+
+def _loaded(folder: Path) -> Any:
+    """transformers' model, quantised as hippo loads it where there are kernels."""
+    plan = LoadPlan(str(folder), dtype="bfloat16")
+    checkpoint = find_checkpoint(str(folder), progress=lambda stage, share: None)
+    transformers = import_transformers()
+    config = transformers.AutoConfig.from_pretrained(folder)
+    with mock.patch.object(quantized, "can_pack", lambda *_of: True):
+        found = find_quantization(plan, checkpoint, torch.device("cpu"))
+    assert found is not None and found.is_packed and found.is_kept
+    return read_weights(
+        checkpoint,
+        transformers.Qwen2_5_VLForConditionalGeneration,
+        config,
+        torch.bfloat16,
+        device=torch.device("cpu"),
+        quantization=found,
+        shards=None,
+        report=lambda share: None,
+    )
+
+
+@pytest.mark.skipif(not has_packages(), reason="the group quantized is not installed")
+@pytest.mark.parametrize(
+    "form", ["RedHatAI quantized.w4a16", "RedHatAI quantized.w8a8", "Qwen AWQ"]
+)
+def test_rows_of_published_integers_stand_for_the_plain_weights(form: str, tmp_path: Path) -> None:
+    folder, plain = write_quantized(tmp_path, "Qwen/Qwen2.5-VL-72B-Instruct", form)
+    expected = {
+        name: weight
+        for path in plain.glob("*.safetensors")
+        for name, weight in load_file(path).items()
+    }
+    for index, layer in enumerate(_loaded(folder).model.language_model.layers):
+        for name in ("self_attn.q_proj", "self_attn.k_proj", "mlp.gate_proj", "mlp.down_proj"):
+            module = layer.get_submodule(name)
+            assert not is_plain(module)
+            rows = quantised_rows(module)
+            assert rows is not None and rows.shape == (module.out_features, module.in_features)
+            assert rows.scales.dtype == (torch.float16 if rows.bits == 4 else torch.float32)
+            found = rows.plain(torch.bfloat16)
+            weight = expected[f"model.layers.{index}.{name}.weight"]
+            assert_close(found, weight, rtol=1e-2, atol=1e-4)  # which is rounded to bfloat16
+
+
+@pytest.mark.skipif(not has_packages(), reason="the group quantized is not installed")
+@pytest.mark.parametrize("is_nested", [True, False])
+@pytest.mark.parametrize("kind", ["nf4", "fp4"])
+def test_rows_of_bitsandbytes_stand_for_its_numbers(is_nested: bool, kind: str) -> None:
+    functional: Any = importlib.import_module("bitsandbytes.functional")
+    weight = torch.randn(48, 128)
+    codes, state = functional.quantize_4bit(
+        weight, blocksize=64, compress_statistics=is_nested, quant_type=kind
+    )
+    module = SimpleNamespace(weight=codes, bias=torch.randn(48))
+    module.weight.quant_state = state
+    rows = quantised_rows(module)
+    assert rows is not None and rows.shape == (48, 128) and rows.bias is module.bias
+    assert_close(
+        rows.plain(torch.float32),
+        functional.dequantize_4bit(codes, state),
+        rtol=1e-3,  # of scales in float16
+        atol=1e-5,
+    )
+
+
+@pytest.mark.skipif(not has_packages(), reason="the group quantized is not installed")
+def test_rows_of_torchao_stand_for_its_numbers() -> None:
+    torchao: Any = importlib.import_module("torchao.quantization")
+    layer = torch.nn.Linear(128, 48)
+    torchao.quantize_(layer, torchao.Int8WeightOnlyConfig(set_inductor_config=False))
+    rows = quantised_rows(layer)
+    assert rows is not None and rows.bits == 8
+    weight: Any = layer.weight
+    assert_close(rows.plain(torch.float32), weight.dequantize())
+
+
+@pytest.mark.skipif(not has_packages(), reason="the group quantized is not installed")
+@pytest.mark.parametrize("form", ["RedHatAI quantized.w4a16", "Qwen AWQ"])
+def test_layers_without_products_beside_plain_ones_are_decompressed(
+    form: str, tmp_path: Path
+) -> None:
+    folder, plain = write_quantized(tmp_path, "Qwen/Qwen2.5-VL-72B-Instruct", form)
+    layer = _loaded(folder).model.language_model.layers[0]
+    modules = [layer.mlp.gate_proj, torch.nn.Linear(128, 128, bias=False).bfloat16()]
+    assert not is_plain(modules[0])
+    with mock.patch.object(packed, "has_kernels", lambda device: True):
+        assert make_packed(modules, torch.bfloat16) is None
+    assert is_plain(modules[0])
+    expected = load_file(next(plain.glob("*00001*.safetensors")))
+    weight = expected["model.layers.0.mlp.gate_proj.weight"]
+    assert_close(modules[0].weight.float(), weight, rtol=1e-2, atol=1e-4)
+
+
+def test_a_module_that_has_only_buffers_is_called_as_it_is() -> None:
+    module = torch.nn.Module()  # as gptqmodel's
+    module.register_buffer("qweight", torch.zeros(8, 8, dtype=torch.int32))
+    assert make_packed([module], torch.bfloat16) is None
+
+
+def test_modules_that_the_kernels_do_not_have_stay_with_their_package() -> None:
+    assert quantised_rows(torch.nn.Linear(128, 48)) is None
+    assert make_packed([torch.nn.Linear(128, 48)], torch.bfloat16) is None  # on a CPU
+
+
+def _random_rows(
+    bits: int, height: int, width: int, *, has_bias: bool, has_zeros: bool
+) -> QuantisedRows:
+    codes = torch.randint(256, (height, width * bits // 8), dtype=torch.uint8)
+    scales = torch.rand(height, width // 64).half() if bits == 4 else torch.rand(height)
+    values = torch.randn(16).sort().values if bits == 4 else None
+    bias = torch.randn(height) if has_bias else None
+    zeros = torch.randint(16, (height, width // 64), dtype=torch.uint8)
+    return QuantisedRows(
+        codes.cuda(),
+        (scales + 0.1).cuda(),
+        None if values is None else values.cuda(),
+        None if bias is None else bias.cuda(),
+        zeros.cuda() if has_zeros else None,
+    )
+
+
+@pytest.mark.parametrize("count", [1, 8, 9, 32, 33, 100, 192, 193, 300])
+def test_rows_are_multiplied_in_parts_or_by_the_unpacked_weight(count: int) -> None:
+    weight = torch.randn(96, 64)
+    num_rows: list[int] = []
+
+    class Few:
+        """The kernel for up to 8, 16 or 32 rows."""
+
+        def __init__(self, most: int) -> None:
+            self._most = most
+
+        def __call__(self, *, args: list[Any], **_options: Any) -> None:
+            x, product, given = args[5:8]
+            assert given == x.shape[0] <= self._most and product.is_contiguous()
+            num_rows.append(given)
+            product.copy_(x @ weight.T)
+
+    def unpack(*, args: list[Any], **_options: Any) -> None:
+        first = 16 * args[5]
+        args[4].copy_(weight[first : first + args[4].shape[0]])
+
+    few: dict[tuple[int, int], Any] = {shape: Few(8 * shape[0]) for shape in SHAPES}
+    rows = QuantisedRows(torch.zeros(48, 64, dtype=torch.uint8), torch.ones(48), None, None)
+    properties = SimpleNamespace(multi_processor_count=132)
+    with mock.patch.object(torch.cuda, "get_device_properties", lambda device: properties):
+        product = PackedLinear([rows, rows], torch.float32, Kernels(few, unpack))
+    x = torch.randn(count, 64)
+    assert_close(product(x), x @ weight.T)
+    assert sum(num_rows) == (count if count <= 192 else 0)
+
+
+@pytest.mark.parametrize("wrong", [None, *SHAPES, "unpack"])
+def test_kernels_that_give_other_numbers_than_the_weight_are_not_used(
+    wrong: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    rows = tried_rows(torch.device("cpu"), 4, True)
+    weight = rows.plain(torch.bfloat16)
+
+    def multiply(shape: tuple[int, int]) -> Any:
+        def call(*, args: list[Any], **_options: Any) -> None:
+            x, product = args[5:7]
+            expected = x.float() @ weight.T + args[4].float()
+            product.copy_(expected.roll(1, 1) if wrong == shape else expected)
+
+        return call
+
+    def unpack(*, args: list[Any], **_options: Any) -> None:
+        args[4].copy_(weight * 1.05 if wrong == "unpack" else weight)
+
+    few = {shape: multiply(shape) for shape in SHAPES}
+    properties = SimpleNamespace(multi_processor_count=132)
+    with (
+        caplog.at_level(logging.ERROR),
+        mock.patch.object(torch.cuda, "get_device_properties", lambda device: properties),
+    ):
+        assert are_right(Kernels(few, unpack), rows, torch.bfloat16) == (wrong is None)
+    assert ("report it with the GPU's name" in caplog.text) == (wrong is not None)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize(("bits", "has_zeros"), [(4, False), (4, True), (8, False)])
+@pytest.mark.parametrize(
+    ("heights", "width", "has_bias"),
+    [((32,), 64, False), ((64, 16, 16), 1088, True), ((17_408, 17_408), 1024, False)],
+)
+def test_products_are_those_of_the_plain_weight(
+    bits: int,
+    has_zeros: bool,
+    dtype: torch.dtype,
+    heights: tuple[int, ...],
+    width: int,
+    has_bias: bool,
+) -> None:
+    torch.manual_seed(0)
+    parts = [
+        _random_rows(bits, height, width, has_bias=has_bias, has_zeros=has_zeros)
+        for height in heights
+    ]
+    kernels = make_kernels(torch.device("cuda", 0), bits, dtype, has_zeros)
+    assert kernels is not None
+    if bits == 4:  # parts of a product have the same values
+        parts = [replace(part, values=parts[0].values) for part in parts]
+    product = PackedLinear(parts, dtype, kernels)
+    weight = torch.cat([part.plain(dtype) for part in parts])
+    x = (torch.randn(300, width, device="cuda") / 64).to(dtype)
+    expected = x.float() @ weight.T
+    if has_bias:
+        expected += torch.cat([part.bias for part in parts if part.bias is not None]).to(dtype)
+    one_by_one = torch.cat([product(row[None]) for row in x[:192]])
+    eps = torch.finfo(dtype).eps
+    for count in (1, 2, 7, 8, 9, 16, 17, 31, 32, 33, 100, 192, 300):
+        found = product(x[:count])
+        assert found.dtype == dtype
+        error = float((found.float() - expected[:count]).norm() / expected[:count].norm())
+        assert error < eps, f"{count} rows"
+        if count <= 192:
+            assert torch.equal(found, one_by_one[:count]), f"{count} rows"

@@ -1,0 +1,235 @@
+"""What tensor parallelism is made of: refusals before loading, commands, failures of rank 0."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import subprocess
+import sys
+from concurrent.futures import Future
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+import torch
+
+from hippo.base.config import SettingsError
+from hippo.errors import HippoError, ModelLoadError, UnavailableError
+from hippo.models.interface.base import Prompt, SequenceRows, StepPlan
+from hippo.models.products.group import RankGroup
+from hippo.parallel.commands import (
+    Advance,
+    BeginPrefill,
+    Command,
+    CopyRows,
+    Drop,
+    Forward,
+    Stop,
+    without_pixels,
+)
+from hippo.parallel.followers import FollowerProcesses
+from hippo.parallel.model import ParallelModel, follow
+from hippo.parallel.source import ParallelSource
+from services.target.config import TargetSettings
+from tests.support.devices.parallel import followers_of, plan_of
+from tests.support.models.reference import clip, prepare, user
+from tests.support.models.toy_model import ToyModel
+
+
+class LoneGroup:
+    """Stands for a group of whom nobody else is there."""
+
+    size = 2
+    device = torch.device("cpu")
+
+    def broadcast(self, tensor: torch.Tensor) -> None:
+        pass
+
+    def mean(self, tensor: torch.Tensor) -> torch.Tensor:
+        return tensor
+
+
+class Listeners:
+    """Stands for the followers; notes what they are told."""
+
+    def __init__(self) -> None:
+        self.lost: Future[HippoError] = Future()
+        self.told: list[Command] = []
+
+    def send_command(self, command: Command) -> None:
+        self.told.append(command)
+
+    def give_up(self, error: HippoError) -> None:
+        self.lost.set_result(error)
+
+
+@pytest.fixture
+def toy() -> ToyModel:
+    return ToyModel()
+
+
+@pytest.fixture
+def listeners() -> Listeners:
+    return Listeners()
+
+
+@pytest.fixture
+def model(toy: ToyModel, listeners: Listeners) -> ParallelModel:
+    group, followers = cast(RankGroup, LoneGroup()), cast(FollowerProcesses, listeners)
+    return ParallelModel(toy, group, followers)
+
+
+def _prompt(toy: ToyModel) -> Prompt:
+    return prepare(toy, user(0, "what?"), clip())
+
+
+def test_each_layer_group_is_a_command_and_an_end_before_the_last_one_another(
+    model: ParallelModel, toy: ToyModel, listeners: Listeners
+) -> None:
+    prompt = _prompt(toy)
+    visual = model.embed_visual(prompt)
+    assert listeners.told == []  # the vision tower is rank 0's alone
+
+    *groups, _ = model.prefill(0, prompt, visual, None)
+    assert isinstance(listeners.told[0], BeginPrefill)
+    assert listeners.told[1:] == [Advance(0)] * (len(groups) + 1)
+
+    listeners.told.clear()
+    model.copy_rows(0, 1, 3)
+    assert listeners.told == [CopyRows(0, 1, 3)]
+    assert toy.num_copied == 1
+
+    listeners.told.clear()
+    left = model.prefill(0, prompt, visual, None)
+    next(left)
+    left.close()
+    assert listeners.told[1:] == [Advance(1), Drop(1)]
+
+    listeners.told.clear()
+    plan = StepPlan((SequenceRows(0, 0, (5,)),))
+    model.forward(plan)
+    assert listeners.told == [Forward(plan)]
+
+
+def test_a_follower_does_what_rank_0_did(
+    model: ParallelModel, toy: ToyModel, listeners: Listeners
+) -> None:
+    prompt = _prompt(toy)
+    list(model.prefill(1, prompt, model.embed_visual(prompt), torch.tensor([0, 2])))
+    plan = StepPlan((SequenceRows(1, 0, (5, 6)),))
+    model.forward(plan)
+    told = iter([pickle.loads(pickle.dumps(command)) for command in (*listeners.told, Stop())])
+    follower = ToyModel()
+
+    follow(follower, cast(RankGroup, LoneGroup()), lambda: next(told))
+
+    assert follower.kept == [2]
+    assert follower.plans == [plan]
+
+
+def test_a_prompt_is_sent_whole_but_for_its_pixels(toy: ToyModel) -> None:
+    prompt = _prompt(toy)
+    assert prompt.items[0].pixels is not None
+
+    sent = pickle.loads(pickle.dumps(without_pixels(prompt)))
+
+    assert sent.items == ()
+    for name in (
+        "input_ids",
+        "positions",
+        "visual_indices",
+        "other_indices",
+        "question_indices",
+    ):
+        assert torch.equal(getattr(sent, name), getattr(prompt, name)), name
+    assert sent.visual_grids == prompt.visual_grids
+    assert sent.next_position == prompt.next_position
+
+
+def test_a_failure_of_rank_0_between_collectives_ends_the_model(
+    model: ParallelModel, toy: ToyModel, listeners: Listeners
+) -> None:
+    def fail(_: object) -> None:
+        raise RuntimeError("out of memory")
+
+    list(model.prefill(0, _prompt(toy), None, None))
+    toy.on_forward = fail
+    plan = StepPlan((SequenceRows(0, 0, (5,)),))
+    with pytest.raises(RuntimeError):
+        model.forward(plan)
+    toy.on_forward = lambda _: None
+
+    assert "out of memory" in listeners.lost.result(0).message
+    with pytest.raises(UnavailableError, match="out of memory"):
+        model.forward(plan)
+
+
+def test_a_lost_follower_does_not_keep_a_prefill_from_closing(
+    model: ParallelModel, toy: ToyModel, listeners: Listeners
+) -> None:
+    groups = model.prefill(0, _prompt(toy), None, None)
+    next(groups)
+    listeners.give_up(UnavailableError("rank 1 has gone"))
+    groups.close()
+    assert not any(isinstance(command, Drop) for command in listeners.told)
+
+
+def test_heads_that_cannot_be_shared_are_refused_before_any_process_starts(
+    target_checkpoint: Path,
+) -> None:
+    if torch.accelerator.is_available():
+        pytest.skip("ranks on the CPU need the accelerator hidden: CUDA_VISIBLE_DEVICES=")
+    source = ParallelSource(plan_of(target_checkpoint, tensor_parallel=3))
+    with pytest.raises(ModelLoadError, match=r"2 key-value heads.*among 3 devices; possible: 2"):
+        source.load(lambda _stage, _share: None)
+    assert followers_of(os.getpid()) == []
+    source.close()
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"tensor_parallel": 0}, "--tensor-parallel is 0"),
+        ({"devices": ("cpu", "cpu")}, "above 1"),
+        ({"tensor_parallel": 2, "devices": ("cuda:0",)}, "needs 2"),
+        ({"tensor_parallel": 2, "device": "cuda", "devices": ("cuda:0", "cuda:1")}, "--device out"),
+        ({"tensor_parallel": 2, "cpu_cores": ("0", "x")}, "expected numbers"),
+        ({"tensor_parallel": 2, "cpu_core": 0}, "--cpu-cores instead"),
+        ({"tensor_parallel": 2, "cpu_cores": ("0", "1"), "num_threads": 2}, "--num-threads out"),
+    ],
+)
+def test_settings_that_do_not_go_together_are_refused(changes: dict[str, Any], words: str) -> None:
+    with pytest.raises(SettingsError, match=words):
+        TargetSettings(model="m", **changes)
+
+
+@pytest.mark.parametrize(
+    ("changes", "devices"),
+    [
+        ({}, ("cpu", "cpu")),
+        ({"device": "cuda"}, ("cuda:0", "cuda:1")),
+        ({"device": "cuda:2"}, ("cuda:2", "cuda:3")),
+        ({"devices": ("cuda:3", "cuda:1")}, ("cuda:3", "cuda:1")),
+    ],
+)
+def test_ranks_run_on_the_devices_that_are_named_or_follow(
+    changes: dict[str, Any], devices: tuple[str, ...]
+) -> None:
+    assert TargetSettings(model="m", tensor_parallel=2, **changes).load_plan.rank_devices == devices
+
+
+def test_a_follower_that_ends_before_it_has_its_plan_is_lost_and_told(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def start(*_: object) -> subprocess.Popen[bytes]:
+        process = subprocess.Popen([sys.executable, "-c", ""], stdin=subprocess.PIPE)
+        process.wait()
+        return process
+
+    monkeypatch.setattr("hippo.parallel.followers._start", start)
+    lost: Future[HippoError] = Future()
+    followers = FollowerProcesses(plan_of(Path("nowhere")), "file:///nowhere", lost)
+    with pytest.raises(UnavailableError, match=r"the process of rank 1 ended \(0\)"):
+        followers.wait_ready()
+    followers.stop()
+    followers.wait_ended()

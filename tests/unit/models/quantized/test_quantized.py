@@ -1,0 +1,316 @@
+"""Which forms of quantised checkpoints are served, and what is said of the others."""
+
+from __future__ import annotations
+
+import copy
+import importlib
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import pytest
+import torch
+
+from hippo.base.config import SettingsError
+from hippo.catalog.public_models import PUBLIC_CONFIGS
+from hippo.catalog.shapes import is_kept_quantized, shape_of
+from hippo.catalog.sizes import GIB
+from hippo.errors import ModelLoadError
+from hippo.models.interface.checkpoint import Checkpoint, find_checkpoint
+from hippo.models.interface.plan import LoadPlan
+from hippo.models.loading import quantization as quantized
+from hippo.models.loading.placement import dtype_of
+from hippo.models.loading.quantization import find_quantization, is_installed, warn_of_mixing
+from hippo.models.quantized.forms import Quantization
+from hippo.parallel.source import ParallelSource
+from services.target.config import TargetSettings
+from tests.support.models.hub_forms import write_hub_form
+from tests.support.models.quantized import (
+    AWQ_CONFIG,
+    FORMS,
+    GPTQ_CONFIG,
+    add_config,
+    has_packages,
+    write_quantized,
+)
+
+NAME = "Qwen/Qwen2.5-VL-72B-Instruct"
+FP8_ROWS, INT4 = FORMS["RedHatAI FP8-dynamic"][1], FORMS["RedHatAI quantized.w4a16"][1]
+ALL_PACKAGES = {
+    "bitsandbytes", "compressed_tensors", "gptqmodel", "kernels", "optimum", "torchao"
+}  # fmt: skip
+
+
+def checkpoint(config: dict[str, Any] | None, **sizes: int) -> Checkpoint:
+    public = dict(PUBLIC_CONFIGS[NAME])
+    if config is not None:
+        public["quantization_config"] = config
+    counts = {"num_floats": 1000, "num_packed_bytes": 500} | sizes
+    return Checkpoint(NAME, Path("nowhere"), public, **counts)
+
+
+def find(
+    config: dict[str, Any] | None,
+    *,
+    device: str = "cpu",
+    capability: tuple[int, int] = (9, 0),
+    packages: set[str] = ALL_PACKAGES,
+    **changes: Any,
+) -> Quantization | None:
+    with (
+        mock.patch.object(quantized, "is_installed", packages.__contains__),
+        mock.patch.object(torch.cuda, "get_device_capability", lambda device: capability),
+        mock.patch(
+            "transformers.integrations.finegrained_fp8.load_finegrained_fp8_kernel", lambda: None
+        ),
+    ):
+        plan = LoadPlan(NAME, device=device, **changes)
+        return find_quantization(plan, checkpoint(config), torch.device(device))
+
+
+@pytest.mark.parametrize(
+    ("config", "options", "said"),
+    [
+        (AWQ_CONFIG | {"version": "gemv"}, {}, "in the form 'gemv'; supported is 'gemm': use"),
+        (AWQ_CONFIG | {"bits": 3}, {}, "not in 4 bits with zero points"),
+        (AWQ_CONFIG | {"zero_point": False}, {}, "not in 4 bits with zero points"),
+        (AWQ_CONFIG | {"group_size": 96}, {}, "groups of 96 columns do not divide"),
+        (GPTQ_CONFIG, {}, "kernels need a GPU: use --device cuda"),
+        (GPTQ_CONFIG, {"device": "cuda", "packages": set()}, "pip install gptqmodel optimum"),
+        (INT4, {"packages": set()}, "pip install compressed-tensors"),
+        (FORMS["unsloth bnb-4bit"][1], {"packages": set()}, "pip install bitsandbytes"),
+        (FORMS["Qwen FP8"][1], {"device": "cuda", "packages": set()}, "pip install kernels"),
+        ({"quant_method": "torchao", "quant_type": {}}, {"packages": set()}, "install torchao"),
+        ({"quant_method": "aqlm"}, {}, "'aqlm', which is not supported; supported: awq, bits"),
+        ({"bits": 4}, {}, "an unnamed method"),
+        (INT4, {"quantization": "int8"}, "quantised already.*leave --quantization out"),
+        (INT4, {"tensor_parallel": 2}, "leave --tensor-parallel out"),
+        (INT4 | {"config_groups": {}}, {}, "with 0 groups of layers"),
+        (INT4 | {"sparsity_config": {"format": "sparse-24-bitmask"}}, {}, "sparse weights"),
+        (None, {"quantization": "nf4", "packages": set()}, "pip install bitsandbytes"),
+        (None, {"quantization": "int8", "packages": set()}, "pip install torchao"),
+    ],
+)
+def test_what_cannot_run_is_refused_in_one_sentence(
+    config: dict[str, Any] | None, options: dict[str, Any], said: str
+) -> None:
+    with pytest.raises(ModelLoadError, match=said) as caught:
+        find(config, **options)
+    assert "\n" not in caught.value.message
+
+
+def test_fp8_kernels_that_cannot_be_fetched_are_named() -> None:
+    config = FORMS["Qwen FP8"][1]
+    failure = mock.Mock(side_effect=ImportError("no build for this torch"))
+    with (
+        mock.patch.object(quantized, "is_installed", lambda package: True),
+        mock.patch.object(torch.cuda, "get_device_capability", lambda device: (9, 0)),
+        mock.patch(
+            "transformers.integrations.finegrained_fp8.load_finegrained_fp8_kernel", failure
+        ),
+        pytest.raises(ModelLoadError, match=r"kernels cannot be loaded.*no build for this torch"),
+    ):
+        find_quantization(LoadPlan(NAME), checkpoint(config), torch.device("cuda", 0))
+
+
+@pytest.mark.parametrize(
+    ("config", "options", "name", "is_kept"),
+    [
+        (AWQ_CONFIG, {"packages": set()}, "awq", False),
+        (AWQ_CONFIG, {"device": "cuda"}, "awq", False),  # no CUDA device here to compile for
+        (GPTQ_CONFIG, {"device": "cuda"}, "gptq", True),
+        (FORMS["Qwen FP8"][1], {"device": "cuda"}, "fp8", True),
+        (FORMS["Qwen FP8"][1], {"device": "cuda", "capability": (8, 0)}, "fp8", False),
+        (FORMS["Qwen FP8"][1], {}, "fp8", False),
+        (FP8_ROWS, {"device": "cuda"}, "compressed-tensors float8", True),
+        (FP8_ROWS, {"device": "cuda", "capability": (8, 0)}, "compressed-tensors float8", False),
+        (INT4, {"device": "cuda"}, "compressed-tensors int4", False),
+        (FORMS["unsloth bnb-4bit"][1], {}, "bitsandbytes nf4", True),
+        (None, {"quantization": "nf4"}, "nf4", True),
+    ],
+)
+def test_layers_stay_quantised_where_there_are_kernels(
+    config: dict[str, Any] | None, options: dict[str, Any], name: str, is_kept: bool
+) -> None:
+    found = find(config, **options)
+    assert found is not None
+    assert (found.name, found.is_kept, found.mixes_rows) == (name, is_kept, False)
+
+
+def _can_pack(_device: torch.device, _bits: int, dtype: torch.dtype, _has_zeros: bool) -> bool:
+    return dtype.itemsize == 2
+
+
+@pytest.mark.parametrize(
+    ("change", "is_kept"),
+    [
+        ({}, True),
+        ({"group_size": 64}, True),
+        ({"strategy": "channel", "group_size": None}, True),
+        ({"strategy": "channel", "group_size": -1}, True),
+        ({"actorder": "static"}, True),
+        ({"actorder": "group"}, False),  # columns in an order of their own
+        ({"group_size": 32}, False),
+        ({"symmetric": False}, False),  # zero points
+        ({"num_bits": 8}, False),
+    ],
+)
+def test_integers_stay_where_hippos_kernels_multiply_them(
+    change: dict[str, Any], is_kept: bool
+) -> None:
+    config = copy.deepcopy(INT4)
+    config["config_groups"]["group_0"]["weights"] |= change
+    with mock.patch.object(quantized, "can_pack", _can_pack):
+        found = find(config, device="cuda", dtype="bfloat16")
+        assert found is not None and (found.is_kept, found.is_packed) == (is_kept, is_kept)
+        wider = {128: 1, 64: 0}.get(change.get("group_size", 128), 2)  # bytes for 64 weights
+        assert found.wider_scales == (wider if is_kept else 0)
+        frozen = find(config | {"quantization_status": "frozen"}, device="cuda", dtype="bfloat16")
+        assert frozen is not None and not frozen.is_kept
+        whole = find(config, device="cuda", dtype="float32")
+        assert whole is not None and not whole.is_kept
+    assert is_kept_quantized(checkpoint(config).config) == is_kept
+
+
+def test_with_hippos_kernels_rounding_does_not_depend_on_the_number_of_rows() -> None:
+    with mock.patch.object(quantized, "can_pack", _can_pack):
+        for quantization in ("nf4", "int8"):
+            found = find(None, device="cuda", dtype="bfloat16", quantization=quantization)
+            assert found is not None and found.is_packed
+            assert not found.rounds_by_rows and not found.overflows_half
+
+
+def test_a_plain_checkpoint_is_not_quantised() -> None:
+    assert find(None) is None
+
+
+def test_rows_are_mixed_by_outliers_and_by_one_scale_for_all_rows() -> None:
+    outliers = FORMS["LLM.int8()"][1]
+    one_scale = {
+        "quant_method": "torchao",
+        "quant_type": {"default": {"_type": "Float8DynamicActivationFloat8WeightConfig",
+                                   "_data": {"granularity": "PerTensor"}}},
+    }  # fmt: skip
+    for config, is_mixed in (
+        (outliers, True),
+        (outliers | {"llm_int8_threshold": 0.0}, False),
+        (one_scale, True),
+    ):
+        found = find(config)
+        assert found is not None and found.mixes_rows == is_mixed
+        if is_mixed:
+            with pytest.raises(ModelLoadError, match="leave --deterministic out"):
+                find(config, exact_rows=8)
+
+
+@pytest.mark.parametrize(
+    ("group_size", "is_kept", "wider"),
+    [(128, True, 1.75), (64, True, 0.5), (-1, True, 3), (32, False, 0)],
+)
+def test_awq_stays_where_hippos_kernels_multiply_it(
+    group_size: int, is_kept: bool, wider: float
+) -> None:
+    config = AWQ_CONFIG | {"group_size": group_size}
+    with mock.patch.object(quantized, "can_pack", _can_pack):
+        found = find(config, device="cuda", dtype="bfloat16", packages=set())
+        assert found is not None and (found.is_kept, found.is_packed) == (is_kept, is_kept)
+        assert found.wider_scales == wider
+        whole = find(config, device="cuda", dtype="float32")
+        assert whole is not None and not whole.is_kept
+    assert is_kept_quantized(checkpoint(config).config) == is_kept
+
+
+def test_fp8_by_rows_computes_in_bfloat16_except_on_hopper() -> None:
+    for capability, only in (((8, 9), "bfloat16"), ((9, 0), None), ((10, 0), "bfloat16")):
+        found = find(FP8_ROWS, device="cuda", capability=capability)
+        assert found is not None and found.only_dtype == only
+
+
+def test_int8_weights_are_not_multiplied_in_float16_on_a_gpu() -> None:
+    device = torch.device("cuda", 0)
+    found = find(None, quantization="int8", device="cuda")
+    half = checkpoint(None)
+    half = replace(half, config={**half.config, "dtype": "float16"})
+    assert dtype_of(LoadPlan(NAME, dtype="auto"), half, device, found) == torch.bfloat16
+    with pytest.raises(ModelLoadError, match="overflow float16: use --dtype bfloat16"):
+        dtype_of(LoadPlan(NAME, dtype="float16"), half, device, found)
+    on_cpu = find(None, quantization="int8")
+    assert on_cpu is not None and not on_cpu.overflows_half
+
+
+@pytest.mark.skipif(not is_installed("torchao"), reason="torchao is not installed")
+def test_sums_of_int8_weights_overflow_float16_where_those_of_plain_weights_do_not() -> None:
+    torchao = importlib.import_module("torchao.quantization")
+    torch.manual_seed(0)
+    layer, rows = torch.nn.Linear(1024, 256, bias=False).half(), 20 * torch.randn(4, 1024).half()
+    assert layer(rows).isfinite().all()
+    torchao.quantize_(layer, torchao.Int8WeightOnlyConfig(set_inductor_config=False))
+    assert not layer(rows).isfinite().all()
+
+
+@pytest.mark.parametrize(
+    ("options", "dtype", "is_told"),
+    [
+        ({"device": "cuda"}, torch.bfloat16, True),
+        ({"device": "cuda"}, torch.float32, False),
+        ({"device": "cuda", "exact_rows": 8}, torch.bfloat16, False),
+        ({}, torch.bfloat16, False),
+    ],
+)
+def test_kernels_that_round_by_the_number_of_rows_are_told(
+    options: dict[str, Any], dtype: torch.dtype, is_told: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    found = find(None, quantization="nf4", **options)
+    plan = LoadPlan(NAME, exact_rows=options.get("exact_rows"))
+    warn_of_mixing(plan, checkpoint(None), found, dtype)
+    assert ("--deterministic avoids it" in caplog.text) == is_told
+
+
+def test_a_checkpoints_own_compute_dtype_is_not_that_of_other_rows() -> None:
+    layer: Any = torch.nn.Linear(2, 2)
+    layer.compute_type_is_set, layer.compute_dtype = True, torch.bfloat16
+    Quantization(name="nf4").prepare_modules(layer, torch.float32)
+    assert layer.compute_dtype == torch.float32
+
+
+def test_weights_take_the_bytes_of_their_form() -> None:
+    shape = shape_of(NAME, PUBLIC_CONFIGS[NAME])
+    whole = shape.num_parameters * 2
+
+    def size(config: dict[str, Any] | None, **options: Any) -> int:
+        found = find(config, **options)
+        assert found is not None
+        return found.weight_bytes(checkpoint(config), shape, 2)
+
+    assert size(GPTQ_CONFIG, device="cuda") == 2 * 1000 + 500  # as stored
+    assert size(INT4) == whole  # dequantised
+    assert 39 < size(None, quantization="nf4") / GIB < 41
+    assert 70 < size(None, quantization="int8") / GIB < 72
+
+
+@pytest.mark.skipif(not has_packages(), reason="compressed-tensors is not installed")
+def test_stored_bytes_are_those_of_the_files(tmp_path: Path) -> None:
+    folder, _ = write_quantized(tmp_path, NAME, "RedHatAI quantized.w4a16")
+    found = find_checkpoint(str(folder), progress=lambda stage, share: None)
+    layers = shape_of(NAME, found.config).num_shared_parameters
+    num_weights = 2 * 7
+    assert found.num_packed_bytes == layers // 2 + num_weights * 2 * 8  # and shapes, in int64
+
+
+def test_no_rank_is_started_for_a_quantised_checkpoint(tmp_path: Path) -> None:
+    folder = write_hub_form(tmp_path / "model", "Qwen/Qwen2.5-VL-32B-Instruct")
+    add_config(folder, INT4)
+    source = ParallelSource(LoadPlan(str(folder), tensor_parallel=2))
+    with pytest.raises(ModelLoadError, match="quantised layers run on one device"):
+        source.load(lambda stage, share: None)
+    source.close()
+
+
+def test_flags_contradict_each_other() -> None:
+    assert TargetSettings(model="m", quantization="nf4").load_plan.quantization == "nf4"
+    assert TargetSettings(model="m").load_plan.quantization is None
+    with pytest.raises(SettingsError, match="--quantization is for one device"):
+        TargetSettings(model="m", quantization="int8", tensor_parallel=2)
+    with pytest.raises(SettingsError, match="use int8 or nf4"):
+        LoadPlan("m", quantization="int2")

@@ -1,0 +1,315 @@
+"""Steps by CUDA graphs give what ordinary steps give, by one graph for all slots and lengths."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import itertools
+import logging
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from hippo.models.cached import CachedModel
+from hippo.models.interface.base import (
+    DecodedMedia,
+    Prompt,
+    SequenceRows,
+    StepPlan,
+    VideoLanguageModel,
+)
+from hippo.models.interface.plan import MAX_GROUPED_ROWS, LoadPlan
+from hippo.models.load import load_model
+from hippo.models.runners import captured
+from hippo.models.runners.captured import MOST_ROWS, CapturedRunner, CapturedShape, shapes_of
+from hippo.models.runners.graphs import CudaGraphs, Replay
+from tests.support.devices.flash_operator import flash_operator
+from tests.support.devices.graphs import RecordedGraphs
+from tests.support.models.reference import clip, prefill, prepare, step, user
+
+CONTEXT = 600
+
+
+@pytest.fixture(scope="module", autouse=True)
+def operator() -> Iterator[None]:
+    with flash_operator():
+        yield
+
+
+def _load(folder: Path, **changes: Any) -> CachedModel:
+    options: dict[str, Any] = {"dtype": "float32", "num_slots": 3, "max_context_length": CONTEXT}
+    model = load_model(LoadPlan(str(folder), **{**options, **changes}))
+    assert isinstance(model, CachedModel)
+    return model
+
+
+@pytest.fixture(scope="module")
+def ordinary(target_checkpoint: Path) -> VideoLanguageModel:
+    return _load(target_checkpoint)
+
+
+@pytest.fixture(scope="module")
+def prompts(ordinary: VideoLanguageModel) -> list[Prompt]:
+    texts = ("what is in the thing?", "and another thing", "what?")
+    clips: tuple[list[DecodedMedia], ...] = ([clip()], [], [clip(num_frames=3, size=112, seed=1)])
+    return [
+        prepare(ordinary, user(*range(len(media)), text), *media)
+        for text, media in zip(texts, clips, strict=True)
+    ]
+
+
+@functools.cache
+def _with_spare_places(folder: Path, dtype: str) -> CachedModel:
+    return _load(folder, dtype=dtype, exact_rows=MAX_GROUPED_ROWS)
+
+
+def _captured(
+    folder: Path, graphs: Any, *, exact_rows: int | None = None, dtype: str = "float32"
+) -> tuple[CachedModel, CapturedRunner]:
+    """A model whose steps are captured."""
+    model = _with_spare_places(folder, dtype)
+    runner = CapturedRunner(
+        model._stack,
+        model._cache,
+        model.embedding,
+        graphs.capture_graph,
+        exact_rows=exact_rows,
+    )
+    model._fixed = runner
+    return model, runner
+
+
+def test_shapes_are_few_and_bounded() -> None:
+    shapes = shapes_of(32, 30_000)
+    assert len(shapes) == len(set(shapes)) == 36
+    assert shapes[0].num_rows == MOST_ROWS and shapes[-1] == CapturedShape(1, 1, 4096)
+    assert CapturedShape(1, 1, 30_000) in shapes and CapturedShape(2, 1, 4096) not in shapes
+    assert shapes_of(1, 4) == [CapturedShape(1, 2, 4), CapturedShape(1, 1, 4)]
+
+
+@given(data=st.data())
+@settings(max_examples=8, deadline=None)
+def test_replayed_steps_equal_ordinary_ones(
+    target_checkpoint: Path,
+    ordinary: VideoLanguageModel,
+    prompts: list[Prompt],
+    data: st.DataObject,
+) -> None:
+    graphs = RecordedGraphs()
+    model, runner = _captured(target_checkpoint, graphs)
+    starts, num_covered = [0, 0, 0], 0
+    for one in (ordinary, model):
+        for slot, prompt in enumerate(prompts):
+            prefill(one, slot, prompt)
+    for _ in range(data.draw(st.integers(1, 6))):
+        rows = []
+        for slot in data.draw(st.permutations(range(3)))[: data.draw(st.integers(1, 3))]:
+            ids = data.draw(st.lists(st.integers(1, 250), min_size=1, max_size=36))
+            rows.append(SequenceRows(slot, starts[slot], tuple(ids)))
+            starts[slot] = data.draw(st.integers(0, starts[slot] + len(ids)))
+        plan = StepPlan(tuple(rows))
+        num_covered += runner.covers([model._place_rows(each) for each in rows])
+        expected, actual = ordinary.forward(plan), model.forward(plan)
+        torch.testing.assert_close(actual, expected, rtol=1e-4, atol=5e-5)
+    assert graphs.num_replays == num_covered + graphs.num_captured, "one more after each capture"
+
+
+def test_all_shapes_are_captured_before_the_first_prompt(
+    target_checkpoint: Path,
+    ordinary: VideoLanguageModel,
+    prompts: list[Prompt],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    short = 200
+    monkeypatch.setattr(captured, "_SHORT_PREFIX", short)
+    graphs = RecordedGraphs()
+    model, runner = _captured(target_checkpoint, graphs)
+    num_shapes = len(shapes_of(3, CONTEXT))
+    assert list(model.capture_steps()) == list(range(1, num_shapes + 1))
+    ids = tuple(range(1, 33))
+    outputs = set()
+    for slot in (2, 0):
+        for one in (ordinary, model):
+            prefill(one, slot, prompts[0])
+        for start in (0, 32, 200, CONTEXT - prompts[0].length - 32):
+            for one in (ordinary, model):
+                one.forward(step(slot, 0, *(ids * 20)[: start + 1]))
+            for count in (1, 7, 32):
+                plan = step(slot, start, *ids[:count])
+                (placed,) = [model._place_rows(each) for each in plan.sequences]
+                shape = runner._shape([placed])
+                is_short = placed.start + (1 << (count - 1).bit_length()) <= short
+                assert shape is not None and shape.capacity == (short if is_short else CONTEXT)
+                found = model.forward(plan)
+                outputs.add(found.data_ptr())
+                torch.testing.assert_close(found, ordinary.forward(plan), rtol=1e-4, atol=5e-5)
+    assert graphs.num_captured == num_shapes, "none is made for a slot or a length"
+    assert len(outputs) == 1, "graphs keep no logits of their own"
+
+
+def test_padding_leaves_what_other_sequences_have_cached(
+    target_checkpoint: Path, prompts: list[Prompt]
+) -> None:
+    model, _ = _captured(target_checkpoint, RecordedGraphs())
+    lengths = {slot: prompt.length for slot, prompt in enumerate(prompts)}
+    for slot, prompt in enumerate(prompts):
+        prefill(model, slot, prompt)
+    before = model._cache._data.clone()
+    model.forward(StepPlan((SequenceRows(1, 0, (5, 6, 7)), SequenceRows(2, 0, (5,)))))
+    model.forward(StepPlan(tuple(SequenceRows(slot, 0, (5,)) for slot in range(3))))
+    for slot, length in lengths.items():
+        assert torch.equal(
+            model._cache._data[:, slot, :, :, :length], before[:, slot, ..., :length, :]
+        )
+
+
+def test_after_a_capture_that_fails_work_goes_where_it_went_before(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """torch leaves the capture's stream, and its allocator the graphs' pool, only when the capture
+    ends well."""
+    ended: list[Any] = []
+    monkeypatch.setattr(torch._C, "_cuda_endAllocateToPool", lambda *where: ended.append(where))
+    streams = [SimpleNamespace(name="usual", wait_stream=lambda _: None)]
+
+    @contextlib.contextmanager
+    def on(stream: Any) -> Iterator[None]:
+        streams.append(stream)
+        yield
+        streams.pop()
+
+    @contextlib.contextmanager
+    def capturing(_graph: Any, *, stream: Any, **_options: Any) -> Iterator[None]:
+        streams.append(stream)
+        yield
+        raise RuntimeError("operation not permitted when stream is capturing")
+
+    instead: dict[str, Any] = {
+        "device": lambda _: contextlib.nullcontext(),
+        "graph_pool_handle": lambda: (0, 7),
+        "current_stream": lambda: streams[-1],
+        "Stream": lambda: SimpleNamespace(name="side", wait_stream=lambda _: None),
+        "stream": on,
+        "CUDAGraph": lambda: None,
+        "graph": capturing,
+        "set_stream": streams.append,
+    }
+    for name, function in instead.items():
+        monkeypatch.setattr(torch.cuda, name, function)
+    with pytest.raises(RuntimeError, match="not permitted"):
+        CudaGraphs(torch.device("cuda:0")).capture_graph(lambda: torch.zeros(1))
+    assert streams[-1].name == "usual" and ended == [(0, (0, 7))]
+
+
+class _Refusing:
+    def capture_graph(self, run: Callable[[], torch.Tensor]) -> Replay:
+        raise RuntimeError("operation not permitted when stream is capturing")
+
+
+class _Wrong:
+    def capture_graph(self, run: Callable[[], torch.Tensor]) -> Replay:
+        return lambda: run() * 1.01
+
+
+class _Undefined:
+    def capture_graph(self, run: Callable[[], torch.Tensor]) -> Replay:
+        return lambda: run() * torch.nan
+
+
+class _Fixed:
+    """Always reads the tokens of the capture."""
+
+    def capture_graph(self, run: Callable[[], torch.Tensor]) -> Replay:
+        output = run().clone()
+        return lambda: output
+
+
+class _Swapped:
+    """Reads the tokens of other slots."""
+
+    def capture_graph(self, run: Any) -> Replay:
+        ranges = run.__self__._ranges
+        starts = ranges[: ranges.shape[0] // 2]
+
+        def replay() -> torch.Tensor:
+            starts.copy_(starts.flip(0))
+            output: torch.Tensor = run().clone()
+            starts.copy_(starts.flip(0))
+            return output
+
+        return replay
+
+
+@pytest.mark.parametrize("graphs", [_Fixed(), _Swapped()])
+def test_a_graph_that_reads_other_tokens_is_found_before_the_first_prompt(
+    target_checkpoint: Path, caplog: pytest.LogCaptureFixture, graphs: Any
+) -> None:
+    _with_spare_places(target_checkpoint, "bfloat16")._cache._data.zero_()
+    model, runner = _captured(target_checkpoint, graphs, dtype="bfloat16")
+    assert list(model.capture_steps()) == [] and runner._capture is None
+    assert "differs by" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("graphs", "reason"),
+    [(_Refusing(), "not permitted"), (_Wrong(), "differs by"), (_Undefined(), "differs by")],
+)
+def test_without_graphs_that_work_steps_run_as_they_are(
+    target_checkpoint: Path,
+    ordinary: VideoLanguageModel,
+    prompts: list[Prompt],
+    caplog: pytest.LogCaptureFixture,
+    graphs: Any,
+    reason: str,
+) -> None:
+    model, runner = _captured(target_checkpoint, graphs)
+    with caplog.at_level(logging.WARNING):
+        for one in (ordinary, model):
+            prefill(one, 0, prompts[0])
+        for start in range(3):
+            plan = step(0, start, 3 + start)
+            torch.testing.assert_close(
+                model.forward(plan), ordinary.forward(plan), rtol=1e-4, atol=5e-5
+            )
+    assert not runner.covers([model._place_rows(plan.sequences[0])]), "the eager path takes over"
+    assert list(model.capture_steps()) == []
+    messages = [record.getMessage() for record in caplog.records]
+    assert len(messages) == 1 and "CUDA graphs are off" in messages[0] and reason in messages[0]
+
+
+def test_a_difference_within_the_dtypes_rounding_is_none(target_checkpoint: Path) -> None:
+    """In bfloat16 a result that is one unit in the last place away is no other result."""
+    model, runner = _captured(target_checkpoint, _Wrong(), dtype="bfloat16")
+    assert list(itertools.islice(model.capture_steps(), 5)) == [1, 2, 3, 4, 5]
+    assert runner._capture is not None
+
+
+@pytest.mark.parametrize(("dtype", "num_rows"), [("float32", 4), ("bfloat16", 4), ("float32", 1)])
+def test_a_tokens_logits_have_the_same_bits_however_it_was_fed(
+    target_checkpoint: Path, prompts: list[Prompt], dtype: str, num_rows: int
+) -> None:
+    graphs = RecordedGraphs()
+    model, _ = _captured(target_checkpoint, graphs, exact_rows=num_rows, dtype=dtype)
+    assert list(model.capture_steps()) == [1]
+    ids = tuple(range(1, 31))
+    outputs = []
+    for slot, cut in ((0, 1), (0, 3), (2, 30)):
+        prefill(model, slot, prompts[0])
+        parts = [
+            model.forward(step(slot, start, *ids[start : start + cut])).clone()
+            for start in range(0, len(ids), cut)
+        ]
+        outputs.append(torch.cat(parts))
+    assert all(torch.equal(each, outputs[0]) for each in outputs)
+    plain = _load(target_checkpoint, exact_rows=num_rows, dtype=dtype)
+    prefill(plain, 0, prompts[0])
+    tolerance = {"float32": 1e-4, "bfloat16": 6e-2}[dtype]
+    expected = plain.forward(step(0, 0, *ids))
+    torch.testing.assert_close(outputs[0], expected, rtol=tolerance, atol=tolerance)
+    assert graphs.num_captured == 1 and graphs.num_replays > 40

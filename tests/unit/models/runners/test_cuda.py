@@ -1,0 +1,144 @@
+"""What services do with a model, on a real GPU: the numbers are those of the CPU in float32, and
+the host waits for nothing inside a step."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+import pytest
+import torch
+
+from hippo.engine.warmup import warm_up
+from hippo.models.cached import CachedModel
+from hippo.models.interface.base import SequenceRows, StepPlan
+from hippo.models.interface.base import VideoLanguageModel as Model
+from hippo.models.interface.plan import LoadPlan
+from hippo.models.load import load_model
+from hippo.models.products.kernels import difference_of
+from hippo.models.runners import captured
+from hippo.models.runners.captured import CapturedRunner, shapes_of
+from hippo.pruning.select import needs_prefill
+from hippo.types import PruningStrategy
+from tests.support.models.model_calls import (
+    FAMILIES,
+    prefill,
+    score,
+    select,
+    step,
+    step_behind_copy,
+)
+from tests.support.models.reference import clip, prepare, user
+
+pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+
+CONTEXT, SHORT_PREFIX = 512, 200  # both lengths of graphs are used
+FORMS = {
+    "float32": (torch.float32, "off"),
+    "bfloat16": (torch.bfloat16, "off"),
+    "bfloat16, graphs": (torch.bfloat16, "on"),
+}
+
+
+@dataclass(frozen=True)
+class Pair:
+    """The same model on the CPU in float32, and on a GPU."""
+
+    here: Model
+    there: Model
+    dtype: torch.dtype
+    may_wait: bool
+
+    def agree(self, run: Callable[[Model], torch.Tensor], what: str) -> None:
+        """Runs it on both; the GPU's run must not wait."""
+        expected = run(self.here)
+        run(self.there)  # kernels are loaded at their first call, which waits
+        with nullcontext() if self.may_wait else no_waits():
+            found = run(self.there)
+        assert found.device.type == "cuda"
+        difference = difference_of(found.cpu(), expected, self.dtype)
+        assert difference is None, f"{what}: {difference}"
+
+
+@contextmanager
+def no_waits() -> Iterator[None]:
+    """Raises an error where the host waits for the GPU."""
+    torch.cuda.synchronize()
+    try:
+        with warnings.catch_warnings():  # torch calls the mode a prototype
+            warnings.simplefilter("ignore")
+            torch.cuda.set_sync_debug_mode("error")
+        yield
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+
+
+@pytest.fixture(params=FORMS)
+def form(request: pytest.FixtureRequest) -> tuple[torch.dtype, str]:
+    return FORMS[request.param]
+
+
+@pytest.fixture(params=FAMILIES)
+def pair(
+    request: pytest.FixtureRequest, form: tuple[torch.dtype, str], monkeypatch: pytest.MonkeyPatch
+) -> Pair:
+    """A family on both."""
+    monkeypatch.setattr(captured, "_SHORT_PREFIX", SHORT_PREFIX)
+    dtype, graphs = form
+    name, options = FAMILIES[request.param]
+    folder: Path = request.getfixturevalue(name)
+    options = {**options, "num_slots": 4, "max_context_length": CONTEXT}
+    here = load_model(LoadPlan(str(folder), dtype="float32", **options))
+    name_of = str(dtype).removeprefix("torch.")
+    plan = LoadPlan(str(folder), device="cuda", dtype=name_of, cuda_graphs=graphs, **options)
+    there = load_model(plan)
+    assert isinstance(there, CachedModel)
+    if graphs == "on":
+        graphs_made = list(there.capture_steps())
+        assert isinstance(there._fixed, CapturedRunner) and there._fixed._capture is not None
+        assert len(graphs_made) == (1 if plan.exact_rows else len(shapes_of(4, CONTEXT)))
+    # torch's product of experts in float32 reads on the host how many rows each expert has.
+    may_wait = dtype == torch.float32 and "experts" in request.param
+    return Pair(here, there, dtype, may_wait)
+
+
+def test_a_gpus_numbers_are_those_of_the_cpu(pair: Pair) -> None:
+    assert pair.there.info.device == "cuda:0"
+    prompt = prepare(pair.here, user(0, "what is it?"), clip())
+    visual = {model: model.embed_visual(prompt) for model in (pair.here, pair.there)}
+    on_gpu = visual[pair.there]
+    assert on_gpu is not None and on_gpu.device.type == "cuda"
+    for slot in range(4):
+        pair.agree(partial(prefill, slot=slot, prompt=prompt, visual=visual), "a prefill")
+    for num_rows in (1, 2, 8, 9, 33, 70):
+        plan = StepPlan((SequenceRows(0, 0, tuple(range(5, 5 + num_rows))),))
+        pair.agree(partial(step, plan=plan), f"{num_rows} rows")
+    for start in (0, 70, 140, 210):
+        plan = StepPlan((SequenceRows(0, start, tuple(range(5, 75))),))
+        pair.agree(partial(step, plan=plan), f"70 rows after {start}")
+    plan = StepPlan((SequenceRows(0, 280, (5, 6, 7)),))
+    pair.agree(partial(step, plan=plan), "3 rows after a long prefix")
+    several = StepPlan(
+        tuple(SequenceRows(slot, 0, (5,) * rows) for slot, rows in ((3, 3), (1, 1), (2, 9)))
+    )
+    pair.agree(partial(step, plan=several), "several sequences")
+    pair.agree(partial(step_behind_copy, plan=several), "several sequences, one of them a copy")
+    warm_up(pair.there, prompt, slot=1, num_tapped=1, max_rows=9)
+
+    kept = torch.arange(0, int(prompt.visual_indices.shape[0]), 3)
+    pair.agree(partial(prefill, slot=0, prompt=prompt, visual=visual, kept=kept), "a pruned one")
+    pair.agree(partial(prefill, slot=1, prompt=prompt, visual=visual), "a prefill")
+    pair.agree(partial(score, slot=2, prompt=prompt, visual=visual), "scores")
+    pair.agree(
+        partial(prefill, slot=1, prompt=prompt, visual=visual, num_reused=4), "a reused prefix"
+    )
+    for strategy in filter(needs_prefill, PruningStrategy):
+        here = select(pair.here, strategy, prompt, visual[pair.here])
+        there = select(pair.there, strategy, prompt, visual[pair.there])
+        assert len(here) == len(there) > 0
+        if pair.dtype == torch.float32:
+            assert here == there

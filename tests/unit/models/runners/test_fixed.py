@@ -1,0 +1,261 @@
+"""Steps of fixed shape give what ordinary steps give; a row's bits do not depend on the rest."""
+
+from __future__ import annotations
+
+import itertools
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from hippo.base.config import SettingsError
+from hippo.errors import ContextLengthError
+from hippo.models.attention.parts import SequencePart
+from hippo.models.cached import CachedModel
+from hippo.models.interface.base import (
+    DecodedMedia,
+    Prompt,
+    SequenceRows,
+    StepPlan,
+    VideoLanguageModel,
+)
+from hippo.models.interface.plan import LoadPlan
+from hippo.models.load import load_model
+from hippo.models.loading import pretrained
+from hippo.models.products.linear import Linear, make_linear
+from hippo.models.runners.fixed import ExactRunner, split_rows, stretch
+from tests.support.models.reference import clip, prefill, prepare, step, user
+
+CONTEXT = 600  # two stretches, and a last one that is no multiple
+DTYPES = (  # and how many rows a step has
+    ("float32", 3),
+    ("bfloat16", 8),
+    ("float16", 3),
+)
+
+
+def _load(folder: Path, **changes: Any) -> VideoLanguageModel:
+    options: dict[str, Any] = {"dtype": "float32", "num_slots": 3, "max_context_length": CONTEXT}
+    return load_model(LoadPlan(str(folder), **{**options, **changes}))
+
+
+@pytest.fixture(scope="module")
+def ordinary(target_checkpoint: Path) -> VideoLanguageModel:
+    return _load(target_checkpoint)
+
+
+@pytest.fixture(scope="module")
+def exact(target_checkpoint: Path) -> VideoLanguageModel:
+    return _load(target_checkpoint, exact_rows=5)
+
+
+@pytest.fixture(scope="module")
+def prompts(ordinary: VideoLanguageModel) -> list[Prompt]:
+    texts = ("what is in the thing?", "and another thing", "what?")
+    clips: tuple[list[DecodedMedia], ...] = ([clip()], [], [clip(num_frames=3, size=112, seed=1)])
+    return [
+        prepare(ordinary, user(*range(len(media)), text), *media)
+        for text, media in zip(texts, clips, strict=True)
+    ]
+
+
+@given(st.integers(0, 40_000), st.integers(1, 40_000))
+def test_a_stretch_holds_its_row_and_is_that_of_its_last_place(index: int, capacity: int) -> None:
+    index %= capacity
+    num_tokens = stretch(index, capacity)
+    assert index < num_tokens <= max(256, (index + 1) * 5 // 4 + 256)
+    assert num_tokens % 16 == 0
+    if num_tokens <= capacity:
+        assert stretch(num_tokens - 1, capacity) == num_tokens
+    assert stretch(max(index - 1, 0), capacity) <= num_tokens
+
+
+@given(st.integers(0, 5_000), st.integers(1, 200), st.integers(1, 32), st.integers(5_200, 6_000))
+def test_rows_are_cut_into_pieces_of_one_stretch(
+    start: int, num_rows: int, max_rows: int, capacity: int
+) -> None:
+    pieces = split_rows(start, num_rows, max_rows=max_rows, capacity=capacity)
+    assert [place for piece in pieces for place in piece] == list(range(start, start + num_rows))
+    for piece in pieces:
+        assert 1 <= len(piece) <= max_rows
+        assert len({stretch(place, capacity) for place in piece}) == 1
+
+
+@given(lengths=st.lists(st.integers(1, 40), min_size=1, max_size=3), data=st.data())
+@settings(max_examples=12, deadline=None)
+def test_steps_of_fixed_shape_equal_ordinary_ones(
+    ordinary: VideoLanguageModel,
+    exact: VideoLanguageModel,
+    prompts: list[Prompt],
+    lengths: list[int],
+    data: st.DataObject,
+) -> None:
+    rows = []
+    for slot, length in enumerate(lengths):
+        ids = data.draw(st.lists(st.integers(1, 250), min_size=length, max_size=length))
+        start = data.draw(st.integers(0, length - 1))
+        for model in (ordinary, exact):
+            prefill(model, slot, prompts[slot])
+            model.forward(step(slot, 0, *ids))  # to be rolled back to ``start``
+        rows.append(SequenceRows(slot, start, tuple(reversed(ids[start:]))))
+    expected, actual = (model.forward(StepPlan(tuple(rows))) for model in (ordinary, exact))
+    torch.testing.assert_close(actual, expected, rtol=1e-4, atol=5e-5)
+
+
+@pytest.mark.parametrize(("dtype", "exact_rows"), DTYPES)
+def test_a_tokens_logits_have_the_same_bits_however_it_was_fed(
+    target_checkpoint: Path,
+    prompts: list[Prompt],
+    dtype: str,
+    exact_rows: int,
+) -> None:
+    model = _load(target_checkpoint, dtype=dtype, exact_rows=exact_rows)
+    generator = torch.Generator().manual_seed(1)
+    num_tokens = CONTEXT - prompts[0].length
+    ids: list[int] = torch.randint(1, 250, (num_tokens,), generator=generator).tolist()
+
+    def is_near(start: int) -> bool:
+        """Whether a stretch, the prompt or the slot ends near there."""
+        place = prompts[0].length + start
+        return start < 20 or (place + 20) % 256 < 40 or place > CONTEXT - 20
+
+    def feed(slot: int, cuts: list[int], other: Prompt | None = None) -> torch.Tensor:
+        """Feeds pieces of these lengths near an end, and large ones elsewhere."""
+        prefill(model, slot, prompts[0])
+        outputs, start, lengths = [], 0, itertools.cycle(cuts)
+        if other is not None:
+            prefill(model, 2, other)
+        while start < num_tokens:
+            cut = 0
+            while cut < 40 and not is_near(start + cut):
+                cut += 1
+            cut = cut or next(lengths)
+            rows = tuple(ids[start : start + cut])
+            if start % 3 == 0:  # a draft that is rejected, and its rows overwritten
+                wrong = tuple((token_id + 1) % 250 for token_id in ids[start : start + 6])
+                model.forward(step(slot, start, *wrong))
+            plan = [SequenceRows(slot, start, rows)]
+            if other is not None:
+                plan.append(SequenceRows(2, 0, (7, start % 250, 9)))
+            outputs.append(model.forward(StepPlan(tuple(plan)))[: len(rows)].clone())
+            start += len(rows)
+        return torch.cat(outputs)
+
+    alone = feed(0, [1])
+    for slot, cuts, other in (
+        (1, [2, 7, 1, 16, 3], None),
+        (0, [exact_rows + 1], prompts[2]),
+        (1, [40], prompts[1]),
+    ):
+        assert torch.equal(feed(slot, cuts, other), alone)
+
+
+@pytest.mark.parametrize("num_rows", [8, 7, 6])
+def test_steps_have_no_number_of_rows_whose_places_differ(
+    target_checkpoint: Path, monkeypatch: pytest.MonkeyPatch, num_rows: int
+) -> None:
+    def make(weight: torch.Tensor, bias: torch.Tensor | None = None) -> Linear:
+        product = make_linear(weight, bias)
+
+        def multiply(x: torch.Tensor) -> torch.Tensor:  # a kernel of its own for the last row
+            result = product(x)
+            if x.shape[0] == 7:
+                result[6] *= 1 + 2**-20
+            return result
+
+        return multiply
+
+    found = _num_exact_rows(_load(target_checkpoint, exact_rows=num_rows))
+    monkeypatch.setattr(pretrained, "make_linear", make)
+    limited = _num_exact_rows(_load(target_checkpoint, exact_rows=num_rows))
+    expected = _num_exact_rows(_load(target_checkpoint, exact_rows=6)) if found == 7 else found
+    assert limited == expected
+
+
+def test_attention_counts_as_well(
+    target_checkpoint: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    read_cache = SequencePart.read_cache
+
+    def read(part: SequencePart, query: torch.Tensor, layer: int, scaling: float) -> torch.Tensor:
+        result = read_cache(part, query, layer, scaling)
+        result[2:] *= 1 + 2**-20  # which rounding to bfloat16 mostly hides
+        return result
+
+    monkeypatch.setattr(SequencePart, "read_cache", read)
+    monkeypatch.setattr("hippo.models.loading.footprint.cache_dtype", lambda *_: torch.float32)
+    model = _load(target_checkpoint, dtype="bfloat16", exact_rows=8)
+    assert _num_exact_rows(model) == 2
+    assert "steps of 2 rows instead of 8 (--deterministic-rows)" in caplog.text
+
+
+def test_logits_that_are_no_numbers_leave_one_row(target_checkpoint: Path) -> None:
+    model = _load(target_checkpoint, exact_rows=4)
+    assert isinstance(model, CachedModel) and isinstance(model._fixed, ExactRunner)
+    with torch.inference_mode():
+        model.embedding[1] = torch.nan
+        model._fixed.fit_rows(model._rotary_table)
+    assert _num_exact_rows(model) == 1
+
+
+def _num_exact_rows(model: VideoLanguageModel) -> int:
+    assert isinstance(model, CachedModel) and isinstance(model._fixed, ExactRunner)
+    return model._fixed._num_rows
+
+
+def test_heads_may_be_wider_than_their_share_of_a_row(qwen3_checkpoint: Path) -> None:
+    outputs = []
+    for exact_rows in (None, 5):
+        model = _load(qwen3_checkpoint, exact_rows=exact_rows)
+        prefill(model, 0, prepare(model, user(0, "what?"), clip()))
+        alone = torch.cat([model.forward(step(0, row, row + 1)).clone() for row in range(12)])
+        outputs += [alone, model.forward(step(0, 0, *range(1, 13)))]
+    for found in outputs[1:]:
+        torch.testing.assert_close(found, outputs[0], rtol=1e-4, atol=5e-5)
+    assert torch.equal(outputs[2], outputs[3])
+
+
+@pytest.mark.parametrize("num_left", [1, 3, 9])
+def test_a_slot_can_be_filled_to_its_last_place(
+    ordinary: VideoLanguageModel, exact: VideoLanguageModel, prompts: list[Prompt], num_left: int
+) -> None:
+    ids = [index % 200 + 1 for index in range(CONTEXT - prompts[0].length)]
+    outputs = []
+    for model in (ordinary, exact):
+        prefill(model, 0, prompts[0])
+        model.forward(step(0, 0, *ids[:-num_left]))
+        outputs.append(model.forward(step(0, len(ids) - num_left, *ids[-num_left:])))
+        with pytest.raises(ContextLengthError):
+            model.forward(step(0, len(ids) - 1, 1, 2))
+    torch.testing.assert_close(outputs[1], outputs[0], rtol=1e-4, atol=5e-5)
+
+
+def test_what_a_failed_sequence_left_in_a_slot_does_no_harm(
+    exact: VideoLanguageModel, prompts: list[Prompt]
+) -> None:
+    prefill(exact, 0, prompts[0])
+    expected = exact.forward(step(0, 0, *range(1, 20))).clone()
+    assert isinstance(exact, CachedModel)
+    for layer in exact._cache.slot(0):
+        layer.fill_(torch.nan)
+    prefill(exact, 0, prompts[0])
+    assert torch.equal(exact.forward(step(0, 0, *range(1, 20))), expected)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"cuda_graphs": "on"}, "--cuda-graphs on needs --device cuda"),
+        ({"cuda_graphs": "always"}, "use auto, on or off"),
+        ({"exact_rows": 0}, "must be 1 to 32"),
+        ({"exact_rows": 33}, "must be 1 to 32"),
+    ],
+)
+def test_steps_that_cannot_be_are_refused(
+    target_checkpoint: Path, changes: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(SettingsError, match=message):
+        _load(target_checkpoint, **changes)

@@ -1,0 +1,146 @@
+"""A decode step at a long context moves what it moves at a short one, but for attention's reads."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from torch.profiler import ProfilerActivity, profile
+
+from hippo.models.interface.base import Prompt, SequenceRows, StepPlan, VideoLanguageModel
+from hippo.models.interface.plan import LoadPlan
+from hippo.models.load import load_model
+from tests.support.devices.tensor_trace import TensorTrace
+
+SHORT, LONG = 1024, 8192
+MASK_OPERATORS = {"aten.full.default", "aten.triu_.default", "aten.repeat_interleave.self_int"}
+BATCH_MASK_OPERATORS = {
+    "aten.arange.default",
+    "aten.gt.Tensor",
+    "aten.zeros.default",
+    "aten.masked_fill_.Scalar",
+}
+
+
+@pytest.fixture(scope="module")
+def model(target_checkpoint: Path) -> VideoLanguageModel:
+    """A small model with four slots of a long context."""
+    return load_model(
+        LoadPlan(
+            str(target_checkpoint),
+            dtype="float32",
+            num_slots=4,
+            max_context_length=LONG + 64,
+            served_name="tiny",
+        )
+    )
+
+
+@pytest.fixture(scope="module")
+def filled(model: VideoLanguageModel) -> Iterator[VideoLanguageModel]:
+    """Slots 0 and 1 have short prompts, slots 2 and 3 long ones."""
+    for slot, length in enumerate((SHORT, SHORT, LONG, LONG)):
+        list(model.prefill(slot, text_prompt(length), None, None))
+    yield model
+
+
+def text_prompt(length: int) -> Prompt:
+    ids = torch.arange(length) % 200
+    return Prompt(
+        input_ids=ids,
+        positions=torch.arange(length).expand(3, -1),
+        next_position=length,
+        visual_indices=torch.empty(0, dtype=torch.int64),
+        visual_grids=(),
+        question_indices=torch.empty(0, dtype=torch.int64),
+        prompt_hash=hashlib.sha256(ids.numpy().tobytes()).digest(),
+    )
+
+
+def traced(model: VideoLanguageModel, *rows: SequenceRows) -> TensorTrace:
+    trace = TensorTrace()
+    with trace:
+        model.forward(StepPlan(rows))
+    return trace
+
+
+def test_a_target_only_step_writes_as_much_after_8000_tokens_as_after_1000(
+    filled: VideoLanguageModel,
+) -> None:
+    short, long = (traced(filled, SequenceRows(slot, 0, (5,))) for slot in (0, 2))
+    assert short.written == long.written
+    assert short.peak_bytes == long.peak_bytes
+
+
+@pytest.mark.parametrize("num_rows", [2, 9, 32])
+def test_a_verification_writes_more_only_into_one_mask_of_its_few_rows(
+    filled: VideoLanguageModel, num_rows: int
+) -> None:
+    ids = tuple(range(3, 3 + num_rows))
+    short, long = (traced(filled, SequenceRows(slot, 0, ids)) for slot in (0, 2))
+    grown = long.written - short.written
+    assert set(grown) <= MASK_OPERATORS
+    text = filled.model.config.text_config  # type: ignore[attr-defined]
+    groups = text.num_attention_heads // text.num_key_value_heads
+    one_mask = num_rows * groups * (LONG - SHORT) * 4
+    assert sum(grown.values()) <= 3 * one_mask  # filled, cut, and repeated for the heads of a group
+
+
+def test_steps_of_several_sequences_write_more_only_into_one_mask(
+    filled: VideoLanguageModel,
+) -> None:
+    rows = {slots: [SequenceRows(slot, 0, (5,)) for slot in slots] for slots in ((0, 1), (2, 3))}
+    for step in rows.values():
+        filled.forward(StepPlan(tuple(step)))  # clears what is not defined, for many steps to come
+    short, long = (traced(filled, *step) for step in rows.values())
+    grown = long.written - short.written
+    assert set(grown) <= BATCH_MASK_OPERATORS
+    positions, comparisons, masks = 8, 2 * 1, 2 * 4  # bytes a column
+    assert sum(grown.values()) <= (positions + comparisons + 2 * masks) * (LONG - SHORT)
+
+
+def test_no_step_of_an_answer_pays_for_the_positions_of_those_that_follow(
+    model: VideoLanguageModel,
+) -> None:
+    list(model.prefill(0, text_prompt(2040), None, None))
+    steps = [traced(model, SequenceRows(0, index, (5,))) for index in (0, 7, 8, 9, 3000)]
+    assert all(step.written == steps[0].written for step in steps[1:])
+
+
+@pytest.mark.parametrize("num_rows", [1, 9])
+def test_no_kernel_of_a_step_takes_more_memory_for_itself_after_more_tokens(
+    filled: VideoLanguageModel, num_rows: int
+) -> None:
+    masks = 0 if num_rows == 1 else 2  # the mask, and the mask repeated
+    text = filled.model.config.text_config  # type: ignore[attr-defined]
+    groups = text.num_attention_heads // text.num_key_value_heads
+    one_mask = num_rows * groups * (LONG - SHORT) * 4
+    short, long = (
+        allocated(filled, SequenceRows(slot, 0, tuple(range(3, 3 + num_rows)))) for slot in (0, 2)
+    )
+    assert long - short <= masks * one_mask
+
+
+def allocated(model: VideoLanguageModel, *rows: SequenceRows) -> int:
+    """All that a forward takes from the allocator, kernels' own buffers included."""
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiled:
+        model.forward(StepPlan(rows))
+    assert profiled.profiler is not None
+    events = profiled.profiler.kineto_results.events()
+    return sum(max(0, event.nbytes()) for event in events if event.name() == "[memory]")
+
+
+def test_a_copy_of_the_keys_would_be_seen() -> None:
+    keys = torch.zeros(1, 4, 2, 100, 8)
+    with TensorTrace() as trace:
+        keys[0, :, 1, :50].clone()
+        keys[0, :, 1, 50:].mul_(2.0)
+        keys[0].transpose(0, 1).expand(2, 4, 100, 8)  # a view
+    assert trace.written == {
+        "aten.clone.default": 4 * 50 * 8 * 4,
+        "aten.mul_.Tensor": 4 * 50 * 8 * 4,
+    }
+    assert trace.peak_bytes == 4 * 50 * 8 * 4

@@ -1,0 +1,138 @@
+"""All that a model does on one GPU, on a pretended one: tensors meet where they are, the host waits
+for nothing inside a step, and the numbers are those of the CPU. Kernels are not what is tested."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+import pytest
+import torch
+
+from hippo.engine.warmup import warm_up
+from hippo.models.interface.base import Prompt, SequenceRows, StepPlan
+from hippo.models.interface.base import VideoLanguageModel as Model
+from hippo.models.interface.plan import LoadPlan
+from hippo.models.load import load_model
+from hippo.pruning.select import needs_prefill
+from hippo.sampling.masks import mask_logits
+from hippo.sampling.sampler import SampleRequest, TokenSampler, choose_step
+from hippo.types import PruningStrategy, SamplingParams
+from tests.support.devices.pretend_cuda import PretendTensor, pretend_cuda
+from tests.support.models.model_calls import (
+    FAMILIES,
+    prefill,
+    score,
+    select,
+    step,
+    step_behind_copy,
+)
+from tests.support.models.reference import clip, prepare, user
+
+FLASH = "qwen2.5-vl, without masks"
+SAMPLING = (
+    SamplingParams(),
+    SamplingParams(temperature=0.8, seed=1),
+    SamplingParams(temperature=0.8, top_p=0.9, top_k=5, min_p=0.05),
+    SamplingParams(temperature=0.5, repetition_penalty=1.2, presence_penalty=0.3, min_tokens=9),
+    SamplingParams(logit_bias=((3, 1.0),), frequency_penalty=0.2),
+)
+
+
+@dataclass(frozen=True)
+class Pair:
+    """The same model on the CPU and on a GPU, and what made the host wait for that."""
+
+    here: Model
+    there: Model
+    waits: list[str]
+
+    def agree(self, run: Callable[[Model], torch.Tensor]) -> torch.Tensor:
+        """Runs it on both, without a wait; gives the CPU's."""
+        expected = run(self.here)
+        self.waits.clear()
+        found = run(self.there)
+        assert self.waits == []
+        assert isinstance(found, PretendTensor)
+        torch.testing.assert_close(found.numbers, expected, rtol=1e-4, atol=1e-4)
+        return expected
+
+
+@pytest.fixture(params=[*FAMILIES, FLASH], scope="module")
+def pair(request: pytest.FixtureRequest) -> Iterator[Pair]:
+    """A family on both."""
+    name, options = FAMILIES.get(request.param, ("target_checkpoint", {}))
+    folder: Path = request.getfixturevalue(name)
+    options = {**options, "dtype": "float32", "num_slots": 4, "max_context_length": 512}
+    here = load_model(LoadPlan(str(folder), **options))
+    with pytest.MonkeyPatch.context() as patched:
+        if request.param == FLASH:
+            patched.setattr(torch.backends.cuda, "can_use_flash_attention", lambda _: True)
+        with pretend_cuda() as waits:
+            yield Pair(here, load_model(LoadPlan(str(folder), device="cuda", **options)), waits)
+
+
+def test_pixels_do_not_wait_for_the_tower(pair: Pair) -> None:
+    prompt = prepare(pair.here, user(0, "what is it?"), clip())
+    pair.waits.clear()
+    pair.there.embed_visual(prompt)
+    assert pair.waits == []
+
+
+def test_steps(pair: Pair) -> None:
+    assert pair.there.info.device == "cuda:0"
+    assert pair.there.info.device_uuids == ("GPU-pretended",)
+    prompt = prepare(pair.here, user(0, "what is it?"), clip())
+    visual = {model: model.embed_visual(prompt) for model in (pair.here, pair.there)}
+    for slot in range(4):
+        pair.agree(partial(prefill, slot=slot, prompt=prompt, visual=visual))
+    for num_rows in (1, 2, 8, 9, 33, 70):
+        pair.agree(partial(step, plan=StepPlan((SequenceRows(0, 0, (5,) * num_rows),))))
+    several = StepPlan(
+        tuple(SequenceRows(slot, 0, (5,) * rows) for slot, rows in ((3, 3), (1, 1), (2, 9)))
+    )
+    logits = pair.agree(partial(step, plan=several))
+    pair.agree(partial(step_behind_copy, plan=several))
+    warm_up(pair.there, prompt, slot=1, num_tapped=1, max_rows=9)
+    check_sampling(pair, logits, prompt)
+
+
+def test_prompts(pair: Pair) -> None:
+    prompt = prepare(pair.here, user(0, "what is it?"), clip())
+    visual = {model: model.embed_visual(prompt) for model in (pair.here, pair.there)}
+    num_visual = int(prompt.visual_indices.shape[0])
+    kept = torch.arange(0, num_visual, 3)
+    pair.agree(partial(prefill, slot=0, prompt=prompt, visual=visual, kept=kept))
+    pair.agree(partial(prefill, slot=1, prompt=prompt, visual=visual))
+    pair.agree(partial(score, slot=2, prompt=prompt, visual=visual))
+    pair.agree(partial(prefill, slot=1, prompt=prompt, visual=visual, num_reused=4))
+    for strategy in filter(needs_prefill, PruningStrategy):
+        here = select(pair.here, strategy, prompt, visual[pair.here])
+        assert here and here == select(pair.there, strategy, prompt, visual[pair.there])
+
+
+def check_sampling(pair: Pair, logits: torch.Tensor, prompt: Prompt) -> None:
+    logits = logits[:3].clone()
+    there = logits.to("cuda:0")
+
+    def choose(model: Model, params: SamplingParams) -> torch.Tensor:
+        device = model.info.device
+        sampler = TokenSampler(
+            params, prompt.input_ids, logits.shape[1], device, end_token_ids=(1,)
+        )
+        given = logits if device == "cpu" else there
+        for index in (4, 5):
+            request = SampleRequest(sampler, [1, 2, 3, 4, 5][:index], (3, 4))
+            found = choose_step([request], given)
+        return found
+
+    for params in SAMPLING:
+        pair.agree(partial(choose, params=params))
+    allowed = torch.arange(logits.numel()).view_as(logits) % 3 > 0
+
+    def exclude(model: Model) -> torch.Tensor:
+        return mask_logits(logits if model.info.device == "cpu" else there, allowed).isinf()
+
+    pair.agree(exclude)

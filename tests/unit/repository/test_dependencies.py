@@ -1,0 +1,255 @@
+"""pyproject.toml declares what the code imports, at versions that work."""
+
+from __future__ import annotations
+
+import ast
+import functools
+import re
+import subprocess
+import sys
+import tomllib
+from importlib.metadata import packages_distributions
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from packaging.requirements import Requirement
+from packaging.specifiers import SpecifierSet
+from packaging.utils import canonicalize_name
+from packaging.version import Version
+
+ROOT = Path(__file__).resolve().parents[3]
+PROJECT: dict[str, Any] = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+EXTRAS: dict[str, list[str]] = PROJECT["optional-dependencies"]
+OWN = {"hippo", "services", "gateway", "bench", "demo", "tests"}
+NEEDS_ENGINE = ("quantized", "distill")
+TEXTS = (
+    "*.md", "docs/*.md", "Makefile", ".ci/run", ".github/workflows/*.yml", "deploy/docker/*",
+    "hippo/**/*.py", "gateway/**/*.py", "services/**/*.py", "bench/**/*.py",
+)  # fmt: skip
+# Imported by another package, not by name here.
+UNNAMED = {"opentelemetry-exporter-otlp-proto-http"}
+
+
+def declared(*extras: str) -> dict[str, Requirement]:
+    """The dependencies and those of the extras, with what an extra takes from others."""
+    found: dict[str, Requirement] = {}
+    lines = list(PROJECT["dependencies"]) if not extras else []
+    for extra in extras:
+        lines += EXTRAS[extra]
+    for line in lines:
+        wanted = Requirement(line)
+        if wanted.name == PROJECT["name"]:
+            found |= declared(*wanted.extras)
+        else:
+            found[canonicalize_name(wanted.name)] = wanted
+    return found
+
+
+@functools.cache
+def distributions() -> dict[str, set[str]]:
+    """By name of a module: what brings it."""
+    return {
+        module: {canonicalize_name(each) for each in brought}
+        for module, brought in packages_distributions().items()
+    }
+
+
+@functools.cache
+def imported(folder: str) -> set[tuple[Path, str]]:
+    """The modules that the code of a folder imports, also by a name given to import_module."""
+    found = set()
+    for path in (ROOT / folder).rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            names: list[str] = []
+            match node:
+                case ast.Import():
+                    names = [alias.name for alias in node.names]
+                case ast.ImportFrom(module=str(module), level=0):
+                    names = [module]
+                case ast.Call(func=ast.Attribute(attr="import_module" | "find_spec")):
+                    names = [
+                        argument.value
+                        for argument in node.args
+                        if isinstance(argument, ast.Constant) and isinstance(argument.value, str)
+                    ]
+            for name in names:
+                package = name.partition(".")[0]
+                if package not in OWN | sys.stdlib_module_names | {"_typeshed"}:
+                    found.add((path.relative_to(ROOT), package))
+    return found
+
+
+@pytest.mark.parametrize(
+    ("folder", "extras"),
+    [
+        ("gateway", ()),
+        ("services", ("engine",)),
+        ("hippo", ("all",)),
+        ("bench", ("dev",)),
+        ("demo", ("dev",)),
+        ("tests", ("dev",)),
+        ("protos", ("dev",)),
+        ("examples", ("dev",)),
+    ],
+)
+def test_all_that_is_imported_is_declared(folder: str, extras: tuple[str, ...]) -> None:
+    known = {*declared(), *declared(*extras)}
+    optional = {"torchcodec"}  # of `python -m bench.decode --torchcodec`
+    wrong = {
+        f"{path} imports {package}"
+        for path, package in imported(folder)
+        if not distributions().get(package, set()) & known and package not in optional
+    }
+    assert wrong == set()
+
+
+def test_all_that_the_server_declares_is_imported() -> None:
+    used = {
+        distribution
+        for folder in ("gateway", "services", "hippo")
+        for _, package in imported(folder)
+        for distribution in distributions().get(package, set())
+    }
+    assert {*declared(), *declared("all")} - used - UNNAMED == set()
+
+
+def test_the_generated_stubs_take_the_lowest_grpcio_and_protobuf() -> None:
+    stubs = "".join(path.read_text() for path in (ROOT / "hippo/v1").glob("*.py"))
+    (grpc,) = set(re.findall(r"^GRPC_GENERATED_VERSION = '(.+)'$", stubs, re.MULTILINE))
+    (protobuf,) = set(re.findall(r"^# Protobuf Python Version: (.+)$", stubs, re.MULTILINE))
+    wanted = declared() | declared("dev")
+    assert str(wanted["protobuf"].specifier) == f">={protobuf}"
+    for name in ("grpcio", "grpcio-health-checking", "grpcio-reflection", "grpcio-tools"):
+        assert str(wanted[name].specifier) == f">={grpc}", name
+
+
+def test_each_extra_stands_alone() -> None:
+    engine = set(declared("engine"))
+    for extra in NEEDS_ENGINE:
+        assert engine < set(declared(extra)), extra
+    everything = set(declared("all"))
+    assert everything < set(declared("dev"))
+    for extra in EXTRAS.keys() - {"dev"}:
+        assert set(declared(extra)) <= everything, extra
+
+
+def test_the_pins_are_within_the_bounds_and_pin_all_that_is_declared() -> None:
+    pins: dict[str, str] = {}
+    for line in (ROOT / "constraints.txt").read_text().splitlines():
+        name, _, version = line.partition("==")
+        pins[canonicalize_name(name)] = version
+    wanted = declared() | declared("dev")
+    assert wanted.keys() <= pins.keys()
+    outside = {
+        name: str(requirement)
+        for name, requirement in wanted.items()
+        if not requirement.specifier.contains(pins[name])
+    }
+    assert outside == {}
+
+
+def test_the_lower_bounds_can_be_installed_together(tmp_path: Path) -> None:
+    compiled = tmp_path / "lowest.txt"
+    options = ["--resolution", "lowest-direct", "--all-extras", "--python-version", "3.11"]
+    done = subprocess.run(
+        [sys.executable, "-m", "uv", "--system-certs", "pip", "compile", "-q", *options,
+         "--no-header", "--no-annotate", "-o", str(compiled), str(ROOT / "pyproject.toml")],
+        capture_output=True, text=True, timeout=110,
+    )  # fmt: skip
+    if done.returncode != 0 and "No solution found" not in done.stderr:
+        pytest.skip(f"no package index answers: {done.stderr.strip()}")
+    assert done.returncode == 0, done.stderr
+    lowest = dict(line.split("==") for line in compiled.read_text().splitlines())
+    bounds = {
+        name: bound.version
+        for name, wanted in (declared() | declared("dev")).items()
+        for bound in wanted.specifier
+        if bound.operator == ">="
+    }
+    higher = {
+        name: f"at least {lowest[name]}, not {bound}"
+        for name, bound in bounds.items()
+        if Version(lowest[name]) != Version(bound)
+    }
+    assert higher == {}
+
+
+def test_each_extra_that_a_text_names_exists() -> None:
+    named = {
+        extra
+        for pattern in TEXTS
+        for path in ROOT.glob(pattern)
+        for names in re.findall(r"(?:hippo-serve|['\s]\.)\[([\w,-]+)\]", path.read_text())
+        for extra in names.split(",")
+    }
+    assert {"engine", "dev", "quantized"} <= named
+    assert named <= EXTRAS.keys()
+
+
+def test_an_image_installs_the_extras_of_an_extra() -> None:
+    program = ROOT / "deploy/docker/requirements.py"
+    printed = subprocess.run(
+        [sys.executable, program, ROOT / "pyproject.toml", "quantized", "traces"],
+        capture_output=True, text=True, check=True,
+    ).stdout.splitlines()  # fmt: skip
+    wanted = declared() | declared("quantized", "traces")
+    assert len(printed) == len(set(printed))
+    assert {canonicalize_name(Requirement(line).name) for line in printed} == wanted.keys()
+
+
+@pytest.mark.parametrize(
+    ("image", "extras"), [("engine", ("engine", "quantized", "traces")), ("gateway", ("traces",))]
+)
+def test_an_image_installs_pinned_files_of_what_is_declared(
+    image: str, extras: tuple[str, ...]
+) -> None:
+    """After a change of versions `make locks` writes the files again."""
+    lock = (ROOT / f"deploy/docker/{image}.lock").read_text()
+    entries = re.findall(
+        r"^(\S+)==(\S+) \\\n((?:    --hash=sha256:\w{64}.*\n)+)", lock, re.MULTILINE
+    )
+    assert len(entries) == lock.count("==")
+    locked = {canonicalize_name(name): version for name, version, _ in entries}
+    assert declared(*extras).keys() - locked.keys() <= {"torch", "torchvision"}
+    pinned = dict(
+        line.split("==") for line in (ROOT / "constraints.txt").read_text().split() if "==" in line
+    )
+    pinned = {canonicalize_name(name): version for name, version in pinned.items()}
+    assert {name: pinned.get(name) for name in locked} == locked
+
+
+def test_images_and_actions_of_others_are_named_by_digest() -> None:
+    texts = [
+        *ROOT.glob("docker-compose.yml"), *ROOT.glob("deploy/compose/*.yml"),
+        *ROOT.glob("deploy/docker/*.Dockerfile"), *ROOT.glob(".github/workflows/*.yml"),
+    ]  # fmt: skip
+    named = [
+        name
+        for path in texts
+        for name in re.findall(
+            r"(?:_IMAGE:-|ARG BASE=|uses: )([\w./-]+[:@][\w.@:-]+)", path.read_text()
+        )
+    ]
+    assert len(named) >= 8
+    for name in named:
+        if not name.startswith("hippo-"):
+            assert re.search(r"@(sha256:[0-9a-f]{64}|[0-9a-f]{40})$", name), name
+
+
+def test_the_workflow_runs_the_least_and_the_newest_python_that_are_declared() -> None:
+    classifiers = [
+        each.rpartition(" ")[2]
+        for each in PROJECT["classifiers"]
+        if re.fullmatch(r"Programming Language :: Python :: 3\.\d+", each)
+    ]
+    ordered = sorted(classifiers, key=Version)
+    assert SpecifierSet(PROJECT["requires-python"]) == SpecifierSet(f">={ordered[0]}")
+    workflow = yaml.safe_load((ROOT / ".github/workflows/ci.yml").read_text())
+    tested = {
+        entry["python"]
+        for job in workflow["jobs"].values()
+        for entry in job["strategy"]["matrix"]["include"]
+    }
+    assert {ordered[0], ordered[-1]} <= tested <= set(ordered)

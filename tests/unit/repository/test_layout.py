@@ -1,0 +1,137 @@
+"""The rules that keep the parts apart."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[3]
+
+
+Graph = dict[str, set[str]]
+
+
+def _modules(*folders: str) -> dict[str, Path]:
+    """Returns the hand-written modules by their dotted names; a package's name is its folder's."""
+    files = (path for folder in folders for path in sorted((ROOT / folder).rglob("*.py")))
+    return {
+        ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__"): path
+        for path in files
+        if "v1" not in path.parts
+    }
+
+
+def _imports(path: Path) -> Iterator[str]:
+    """Yields what a file imports, also inside functions and for types only; ``a.b`` of
+    ``from a import b``."""
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module and node.level == 0:
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+
+
+def _graph(*folders: str) -> Graph:
+    """Returns which modules of the folders each of them imports."""
+    modules = _modules(*folders)
+
+    def known(name: str) -> str:
+        return name if name in modules else name.rpartition(".")[0]
+
+    return {
+        name: {known(each) for each in _imports(path)} & modules.keys() - {name}
+        for name, path in modules.items()
+    }
+
+
+def _by_folder(graph: Graph) -> Graph:
+    """Returns which folders each folder imports. A ``__main__`` is a program above its folder."""
+    modules = _modules(*{name.partition(".")[0] for name in graph})
+
+    def folder(name: str) -> str:
+        parent = modules[name].parent.relative_to(ROOT)
+        return name if name.endswith("__main__") else ".".join(parent.parts)
+
+    found: Graph = {}
+    for name, imported in graph.items():
+        found.setdefault(folder(name), set()).update(map(folder, imported))
+    return {name: imported - {name} for name, imported in found.items()}
+
+
+def _circle(graph: Graph) -> list[str]:
+    """Returns a circle of a graph, or nothing."""
+    over: set[str] = set()
+
+    def walk(name: str, way: list[str]) -> list[str]:
+        if name in way:
+            return [*way[way.index(name) :], name]
+        if name not in over:
+            for each in sorted(graph.get(name, ())):
+                if found := walk(each, [*way, name]):
+                    return found
+            over.add(name)
+        return []
+
+    return next(filter(None, (walk(name, []) for name in graph)), [])
+
+
+@pytest.mark.parametrize("folder", ["hippo", "gateway", "services", "bench", "demo"])
+def test_neither_files_nor_folders_import_each_other_in_a_circle(folder: str) -> None:
+    graph = _graph(folder)
+    assert _circle(graph) == []
+    assert _circle(_by_folder(graph)) == []
+
+
+def test_a_circle_is_found() -> None:
+    assert _circle({"a": {"b"}, "b": {"c"}, "c": {"b"}}) == ["b", "c", "b"]
+
+
+SERVING = ("hippo.lab", "demo", "bench", "tests")
+
+
+@pytest.mark.parametrize(
+    ("folder", "forbidden"),
+    [
+        ("hippo", ("services", "gateway", *SERVING)),
+        ("hippo/lab", ("services", "gateway", "demo", "bench", "tests")),
+        ("services/draft", ("services.target", "gateway", *SERVING)),
+        ("services/target", ("services.draft", "gateway", *SERVING)),
+        ("gateway", ("services", *SERVING, "torch", "transformers", "av")),
+    ],
+)
+def test_the_parts_import_only_what_they_may(folder: str, forbidden: tuple[str, ...]) -> None:
+    wrong = [
+        f"{path.relative_to(ROOT)} imports {name}"
+        for own, path in _modules(folder).items()
+        for name in _imports(path)
+        if any(name == root or name.startswith(root + ".") for root in forbidden)
+        and not (folder == "hippo" and own.startswith("hippo.lab"))
+    ]
+    assert wrong == []
+
+
+def test_the_speculation_cores_import_only_the_standard_library_and_types() -> None:
+    allowed = ("hippo.types", "hippo.errors", "hippo.speculation")
+    wrong = [
+        f"{path.relative_to(ROOT)} imports {name}"
+        for path in _modules("hippo/speculation").values()
+        for name in _imports(path)
+        if name.split(".")[0] not in sys.stdlib_module_names and not name.startswith(allowed)
+    ]
+    assert wrong == []
+
+
+def test_the_gateway_the_command_line_and_settings_need_no_torch() -> None:
+    program = (
+        "import sys\n"
+        "for name in ('torch', 'transformers', 'av', 'numpy', 'torchvision'):\n"
+        "    sys.modules[name] = None\n"
+        "import gateway.app, gateway.__main__, hippo.cli\n"
+        "import services.draft.__main__, services.target.__main__\n"
+    )
+    subprocess.run([sys.executable, "-c", program], cwd=ROOT, check=True, timeout=60)

@@ -1,0 +1,83 @@
+"""With HIPPO_NO_SKIPS=1 a test is left out only for a reason that a machine of CI can have."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from xml.etree import ElementTree
+
+ROOT = Path(__file__).resolve().parents[3]
+
+
+# Each is to be seen in a report of the run, under its name.
+TESTS = """
+import pytest
+
+@pytest.mark.skipif(True, reason="promtool is not installed")
+def test_marked(): pass
+
+def test_called(): pytest.skip("promtool is not installed")
+
+@pytest.fixture
+def it(): pytest.skip("promtool is not installed")
+
+def test_with_a_fixture(it): pass
+
+def test_begun_by_an_allowed_reason(): pytest.skip("needs a CUDA device, or to be written")
+
+@pytest.mark.skipif(True, reason="needs a CUDA device")
+def test_allowed_mark(): pass
+
+def test_allowed_call(): pytest.skip("the base image x:1 cannot be had")
+
+@pytest.mark.xfail
+def test_expected_failure(): raise ValueError
+
+def test_passes(): pass
+"""
+FILE = """
+import pytest
+
+pytest.skip("promtool is not installed", allow_module_level=True)
+"""
+
+
+def outcomes(folder: Path, no_skips: str) -> dict[str, str]:
+    """By test or file: its outcome in a run of pytest with the hooks of tests/conftest.py."""
+    (folder / "conftest.py").write_text(
+        "from tests.conftest import pytest_make_collect_report, pytest_runtest_makereport\n"
+    )
+    (folder / "test_some.py").write_text(TESTS)
+    (folder / "test_file.py").write_text(FILE)
+    report = folder / "report.xml"
+    subprocess.run(
+        [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", f"--junitxml={report}",
+         "--continue-on-collection-errors", "--rootdir", folder, folder],
+        cwd=folder, env={**os.environ, "PYTHONPATH": str(ROOT), "HIPPO_NO_SKIPS": no_skips,
+             "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"},
+        capture_output=True, timeout=60,
+    )  # fmt: skip
+    return {
+        str(case.get("name")): case[0].tag if len(case) else "passed"
+        for case in ElementTree.parse(report).iter("testcase")
+    }
+
+
+UNEXPLAINED = ("test_marked", "test_called", "test_with_a_fixture", "test_file")
+EXPLAINED = ("test_allowed_mark", "test_allowed_call", "test_expected_failure")
+
+
+def test_a_skip_that_is_not_explained_is_a_failure(tmp_path: Path) -> None:
+    found = outcomes(tmp_path, "1")
+    assert {found.pop("test_passes")} == {"passed"}
+    assert {found.pop(name) for name in EXPLAINED} == {"skipped"}
+    assert found.keys() == {*UNEXPLAINED, "test_begun_by_an_allowed_reason"}
+    assert set(found.values()) <= {"failure", "error"}
+
+
+def test_elsewhere_a_skip_is_a_skip(tmp_path: Path) -> None:
+    found = outcomes(tmp_path, "")
+    assert {found.pop("test_passes")} == {"passed"}
+    assert set(found.values()) == {"skipped"}
