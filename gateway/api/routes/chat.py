@@ -18,6 +18,7 @@ from gateway.answer import account, report, spans
 from gateway.answer.choices import Choices
 from gateway.answer.completion import Completion
 from gateway.answer.events import EventLog
+from gateway.answer.plan import SpeculationPlan
 from gateway.answer.report import AnswerRecord, Timeline
 from gateway.answer.text import Piece, join_pieces
 from gateway.api import media_fields, speculation, sse, structured, translate
@@ -217,7 +218,7 @@ class ChatResponse(Response):
     def _completion(
         self,
         request: OpenRequest,
-        plan: speculation.SpeculationPlan,
+        plan: SpeculationPlan,
         pairs: Sequence[Pair],
         *,
         is_calibration: bool,

@@ -4,8 +4,8 @@ import psutil
 import pytest
 import torch
 
+from hippo.models.attention import cache
 from hippo.models.attention.cache import CacheShape, KeyValueCache, cache_dtype
-from hippo.models.attention.parts import cache
 from hippo.models.products.linear import make_linear
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda")
