@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from bench.base.environment import ROOT
 from hippo.metrics import GATEWAY_METRICS, SERVICE_METRICS, VLLM_METRICS
 from hippo.metrics.spec import Kind, Label, Metric
+from hippo.metrics.vllm import MODEL_NAME
 
 PAGE = ROOT / "docs/metrics.md"
 _TABLES: dict[str, tuple[Metric, ...]] = {
@@ -37,7 +38,8 @@ def between_markers(text: str, name: str, body: str) -> str:
 def _table(metrics: Sequence[Metric]) -> str:
     lines = ["| metric | type | labels | meaning |", "|---|---|---|---|"]
     for metric in metrics:
-        labels = "; ".join(map(_label, metric.labels))
+        # The page says once that all of vLLM's metrics have the model's name.
+        labels = "; ".join(_label(each) for each in metric.labels if each != MODEL_NAME)
         lines.append(f"| `{metric.series_name}` | {_kind(metric)} | {labels} | {metric.text} |")
     return "\n".join(lines) + "\n"
 

@@ -29,7 +29,7 @@ from bench.base.environment import ROOT
 from bench.base.options import parser_of
 from bench.pruning.plots import DRAWERS
 from bench.pruning.tables import markdown_tables
-from hippo.client.tables import markdown
+from hippo.client.tables import interval, markdown
 from hippo.lab.benchmark.plots import draw_levels, draw_load, draw_speedups
 
 Result = Mapping[str, Any]
@@ -138,7 +138,7 @@ def fastest_short_run(results: Mapping[str, Result]) -> Any:
 
 
 def readme_lines(results: Mapping[str, Result]) -> str:
-    """Returns README's text about the fastest target, and about weaker drafts."""
+    """Returns README's table: the fastest target, and weaker drafts."""
     run = fastest_short_run(results)
     commit = next(
         result["environment"]["commit"]
@@ -146,22 +146,26 @@ def readme_lines(results: Mapping[str, Result]) -> str:
         if any(run is each for each in result.get("runs", ()))
     )
     adaptive = _row(run, "adaptive")
-    decode, total = adaptive["decode_speedup"], adaptive["end_to_end_speedup"]
+    bundled = [
+        f"bundled, {run['dtype']}",
+        f"**{interval(adaptive['decode_speedup'])}**",
+        f"**{interval(adaptive['end_to_end_speedup'])}**",
+        f"{adaptive['mean_tokens_per_forward']:.1f}",
+    ]
+    weaker, commits = _weaker(results)
+    columns = ["draft", "decoding ×", "end to end ×", "tokens a pass of the target"]
     return (
-        f"Measured on the bundled pair ({_run_title(run)}; one CPU core a model; commit {commit}): "
-        "adaptive decodes "
-        f"**{decode['mean']:.2f}×** as fast as the target alone "
-        f"[{decode['low']:.2f}, {decode['high']:.2f}], end to end **{total['mean']:.2f}×** "
-        f"[{total['low']:.2f}, {total['high']:.2f}], with {adaptive['num_equal']} of "
-        f"{adaptive['num_answers']} answers equal token for token. One pass of the target confirms "
-        f"{adaptive['mean_tokens_per_forward']:.1f} tokens on average, and the draft is wrong once "
-        f"in {adaptive['mean_run_length']:.0f} tokens.{_weaker(results)} "
+        f"{markdown(columns, [bundled, *weaker])}\n\n"
+        f"Speedups over the target alone ({_run_title(run)}; one CPU core a model; commit "
+        f"{', '.join(dict.fromkeys([commit, *commits]))}). {adaptive['num_equal']} of "
+        f"{adaptive['num_answers']} answers with the bundled draft were equal token for token. "
         "All figures, and the command beside each: [docs/results.md](docs/results.md)."
     )
 
 
-def _weaker(results: Mapping[str, Result]) -> str:
-    """Returns a sentence on the drafts that agree on fewer tokens, greedily on short prompts."""
+def _weaker(results: Mapping[str, Result]) -> tuple[list[list[str]], list[str]]:
+    """Returns rows of the drafts that agree on fewer tokens, greedily on short prompts, and the
+    commits that were measured."""
     # A row that was measured again has more runs of each answer.
     rows = {
         (row["draft"], row["kind"], row["dtype"], row["temperature"]): (name, row)
@@ -173,17 +177,16 @@ def _weaker(results: Mapping[str, Result]) -> str:
         for key, (name, row) in rows.items()
         if key[1:] == ("short", "float32", 0.0) and row["draft"] != "bundled"
     ]
-    parts = [
-        f"{row['agreement']:.0%} of the tokens **{row['adaptive']['decode']['mean']:.2f}×** "
-        f"(end to end {row['end_to_end']['mean']:.2f}×; {row['tokens_per_forward']:.1f} tokens a "
-        "pass)"
+    cells = [
+        [
+            f"agrees on {row['agreement']:.0%} of the tokens, float32",
+            interval(row["adaptive"]["decode"]),
+            interval(row["end_to_end"]),
+            f"{row['tokens_per_forward']:.1f}",
+        ]
         for _, row in greedy
     ]
-    if not parts:
-        return ""
-    drafts = "; one on ".join(parts)
-    commits = dict.fromkeys(results[name]["environment"]["commit"] for name, _ in greedy)
-    return f" Weaker drafts in float32 (commit {', '.join(commits)}): one that agrees on {drafts}."
+    return cells, [results[name]["environment"]["commit"] for name, _ in greedy]
 
 
 def _section(name: str, result: Result) -> str:

@@ -137,7 +137,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     console.print(f"written to {args.out}")
     if args.publish:
         head = f"`{result['command']}`, {environment_line(result['environment'])}"
-        page = f"{head}\n\n{markdown(columns, rows)}"
+        kept = len(columns) - 3  # what the attacker got is in the JSON
+        page = f"{head}\n\n{markdown(columns[:kept], [row[:kept] for row in rows])}"
         replace_measured(ROOT / "docs/reliability.md", page, name="attacker")
     for problem in problems(result):
         console.print(problem, style="red", highlight=False, markup=False)

@@ -55,7 +55,7 @@ examples:
   hippo sizes --target Qwen/Qwen2.5-VL-72B-Instruct --weights-bits 4.25     nf4
   hippo sizes --target /models/my-target --device-memory 24,48
   hippo sizes --target Qwen/Qwen2.5-VL-3B-Instruct --cpu  the memory of a CPU's services
-  hippo sizes --all --markdown                            the table of docs/operations.md
+  hippo sizes --all --markdown                            all known pairs, as a table
 
 Nothing is loaded or downloaded: shapes come from a table of public configurations, or from the
 config.json of a folder.

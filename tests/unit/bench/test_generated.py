@@ -7,12 +7,17 @@ from pathlib import Path
 
 import pytest
 
-from bench.pages import env_example, families, metrics_page
+from bench.pages import env_example, families, metrics_page, settings
 
 
 def test_the_page_on_metrics_is_the_codes() -> None:
     text = metrics_page.PAGE.read_text(encoding="utf-8")
     assert text == metrics_page.with_tables(text), "run: python -m bench.pages.metrics_page"
+
+
+def test_the_page_on_settings_is_the_declarations() -> None:
+    text = settings.PAGE.read_text(encoding="utf-8")
+    assert text == settings.text(), "run: python -m bench.pages.settings"
 
 
 @pytest.mark.parametrize("page", [families.README, families.PAGE], ids=lambda page: page.name)
