@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 
 from hippo.errors import MediaError
 
@@ -30,19 +30,6 @@ class DecodeLimits:
     max_bytes: int = 256 * _MIB  # of the compressed file
     timeout_s: float = 120.0  # wall time in the worker
     max_memory_bytes: int = 2048 * _MIB  # of the worker, beyond its use at the start
-
-    def __post_init__(self) -> None:
-        """Raises ValueError for limits that no item can meet."""
-        if self.max_frames < 2:
-            raise ValueError(f"max_frames is {self.max_frames}; it must be at least 2")
-        if self.max_memory_bytes < 64 * _MIB:
-            raise ValueError(
-                f"max_memory_bytes is {self.max_memory_bytes}; it must be at least {64 * _MIB}"
-            )
-        for field in fields(self):
-            value = getattr(self, field.name)
-            if not value > 0:
-                raise ValueError(f"{field.name} is {value}; it must be greater than 0")
 
     def check_bytes(self, num_bytes: int, kind: str) -> None:
         """Refuses a file of the ``kind`` that is empty or too large."""
