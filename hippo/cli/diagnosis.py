@@ -9,6 +9,7 @@ speedup under 1.5 means that scheduling or transport is the problem.
 from __future__ import annotations
 
 import enum
+import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
@@ -53,37 +54,36 @@ class Readings:
 
     def since(self, earlier: Readings) -> Readings:
         """Returns the growth of the counters since ``earlier``, with the gauges unchanged."""
-        return Readings(
-            {
-                key: value - earlier.values.get(key, 0.0) if _grows(key[0]) else value
-                for key, value in self.values.items()
-            }
-        )
+        grown = {
+            key: value - earlier.values.get(key, 0.0)
+            for key, value in self.values.items()
+            if key[0].endswith(("_total", "_sum", "_count", "_bucket"))
+        }
+        return Readings({**self.values, **grown})
+
+    def matching(self, name: str, **labels: str) -> list[float]:
+        """Returns the values of the series with these labels; the value "!x" means any but "x"."""
+
+        def fits(own: Labels) -> bool:
+            found = dict(own)
+            return all(
+                found.get(label) != value[1:] if value[0] == "!" else found.get(label) == value
+                for label, value in labels.items()
+            )
+
+        return [v for (series, own), v in self.values.items() if series == name and fits(own)]
 
     def total(self, name: str, **labels: str) -> float:
-        """Returns the sum over the series with these labels; the value "!x" means any but "x"."""
-        return sum(self._matching(name, labels))
+        """Returns the sum of ``matching``."""
+        return sum(self.matching(name, **labels))
 
-    def has_series(self, name: str, **labels: str) -> bool:
-        """Whether a series has this name and these labels."""
-        return bool(self._matching(name, labels))
+    def share(self, part: str, whole: str) -> float:
+        """Returns the total of ``part`` over the total of ``whole``; 0 without any."""
+        return self.total(part) / (self.total(whole) or math.inf)
 
     def histogram_mean(self, name: str) -> float:
         """Returns the mean of a histogram; 0 without observations."""
-        num_observed = self.total(f"{name}_count")
-        return self.total(f"{name}_sum") / num_observed if num_observed else 0.0
-
-    def totals_by(self, name: str, label: str) -> dict[str, float]:
-        """Returns the sum for each value of ``label``."""
-        values = {dict(own).get(label, "") for series, own in self.values if series == name}
-        return {value: self.total(name, **{label: value}) for value in sorted(values)}
-
-    def _matching(self, name: str, labels: Mapping[str, str]) -> list[float]:
-        return [
-            value
-            for (series, own), value in self.values.items()
-            if series == name and _fits(dict(own), labels)
-        ]
+        return self.share(f"{name}_sum", f"{name}_count")
 
 
 def parse_scrape(text: str) -> Readings:
@@ -94,7 +94,7 @@ def parse_scrape(text: str) -> Readings:
         for sample in family.samples
     }
     readings = Readings(values)
-    if not readings.has_series("hippo_service_up"):
+    if not readings.matching("hippo_service_up"):
         raise ValueError("not a gateway's metrics")
     return readings
 
@@ -116,7 +116,7 @@ def _services(readings: Readings) -> Iterator[Finding]:
             "the target does not serve: no question is answered",
             "see its log and its health check; it may still be loading",
         )
-    if not readings.has_series("hippo_service_up", service="draft"):
+    if not readings.matching("hippo_service_up", service="draft"):
         yield _problem(
             "no draft is configured: every answer is target-only",
             "start the gateway with --draft HOST:PORT",
@@ -144,7 +144,7 @@ def _acceptance(readings: Readings) -> float | None:
 
 def _about_speed(readings: Readings, speedup: float | None) -> Finding:
     if speedup is None:
-        if not readings.has_series("hippo_baseline_step_seconds"):
+        if not readings.matching("hippo_baseline_step_seconds"):
             return Finding(
                 Severity.UNKNOWN,
                 "the speedup is not known: no target-only step was measured yet",
@@ -184,8 +184,7 @@ def _about_draft(
         yield _scheduling(readings, text)
     else:
         yield Finding(Severity.GOOD, text)
-    num_blocks = readings.total("hippo_blocks_total")
-    stale = readings.total("hippo_stale_blocks_total") / num_blocks if num_blocks else 0.0
+    stale = readings.share("hippo_stale_blocks_total", "hippo_blocks_total")
     if stale > MOST_STALE_BLOCKS:
         yield _problem(
             f"{stale:.0%} of the draft's blocks come too late",
@@ -224,9 +223,13 @@ def _about_requests(readings: Readings) -> Iterator[Finding]:
             if num_refused > num_failed / 2
             else "the gateway's log names each by its request id",
         )
-    losses = readings.totals_by("hippo_draft_losses_total", "cause")
-    if sum(losses.values()) > MOST_DRAFT_LOSSES * num_ended:
-        told = ", ".join(f"{cause} {num:.0f}" for cause, num in losses.items() if num)
+    losses = "hippo_draft_losses_total"
+    if readings.total(losses) > MOST_DRAFT_LOSSES * num_ended:
+        told = ", ".join(
+            f"{dict(labels)['cause']} {num:.0f}"
+            for (name, labels), num in sorted(readings.values.items())
+            if name == losses and num
+        )
         yield _problem(
             f"answers went on without their draft ({told}; {num_ended:.0f} requests)",
             "overloaded: raise --slots of the draft; no_room: raise its --cache-tokens; "
@@ -236,14 +239,3 @@ def _about_requests(readings: Readings) -> Iterator[Finding]:
 
 def _problem(text: str, advice: str) -> Finding:
     return Finding(Severity.PROBLEM, text, advice)
-
-
-def _grows(name: str) -> bool:
-    return name.endswith(("_total", "_sum", "_count", "_bucket"))
-
-
-def _fits(own: Mapping[str, str], wanted: Mapping[str, str]) -> bool:
-    return all(
-        own.get(label) != value[1:] if value.startswith("!") else own.get(label) == value
-        for label, value in wanted.items()
-    )

@@ -13,10 +13,20 @@ from hippo.errors import MediaError
 from hippo.media.limits import DecodeLimits
 from hippo.media.resizing import FrameLimits
 from hippo.types import FramePlan
-from hippo.video.cost import ExpensiveError, estimated_s
 
 Pixels = np.ndarray[Any, np.dtype[np.uint8]]
 Allocate = Callable[[int, int, int], Pixels]  # (num_frames, height, width) -> [..., 3]
+
+_DECODED_PER_S = 2e9
+_DRAWN_PER_S = 1e8
+"""Pixels that one thread decodes, and turns into RGB and resizes, at most: about twice what one
+thread of docs/performance.md's Xeon does, 1.2e9 (the film of an hour, most of whose frames no other
+refers to and which are skipped) and 5e7. So what is refused does not fit on a faster core either.
+"""
+
+
+class ExpensiveError(Exception):
+    """The item costs more than the worker is for that was asked."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +60,7 @@ class Canvas:
         Raises MediaError, and ExpensiveError if another worker is for this item.
         """
         width, height = size
-        seconds = estimated_s(num_decoded * width * height, num_drawn * width * height)
+        seconds = width * height * (num_decoded / _DECODED_PER_S + num_drawn / _DRAWN_PER_S)
         if seconds / num_threads > self.limits.timeout_s:
             raise MediaError(
                 f"{num_decoded:,} frames of {width} x {height} pixels are to be decoded for the "

@@ -24,7 +24,6 @@ from hippo.media.resizing import FrameLimits
 from hippo.media.sampling import resolve_plan
 from hippo.models.interface.base import DecodedMedia
 from hippo.types import FramePlan, Media
-from hippo.video.cost import CHEAP_S
 from hippo.video.seat import Seat, WorkerParent
 from hippo.video.shared import SharedFrames
 from hippo.video.source import content_name, opened_media
@@ -36,6 +35,10 @@ _log = logging.getLogger(__name__)
 
 _MOST_THREADS = 16  # of one video; FFmpeg's decoders gain little from more
 _LARGE_BYTES = 4 << 20  # larger results are mapped, not copied
+CHEAP_S = 1.0
+"""Estimated seconds of a cheap item: any image up to the default --max-frame-pixels, and a clip of
+10 s in 1080p, cost 0.4 and 0.7; a film costs 10 and more."""
+
 _CHEAP_TIMEOUT_S = 10 * CHEAP_S
 """An item that takes longer is not cheap after all: some codecs take ten times as long as the
 fastest."""

@@ -14,8 +14,7 @@ from hippo.media.frame_list import read_frame_list
 from hippo.media.resizing import fit_frames, fit_image, fit_size
 from hippo.media.sampling import spaced
 from hippo.media.signatures import HEAD_BYTES, fault, is_video
-from hippo.video.canvas import Canvas, Frames, Pixels
-from hippo.video.cost import ExpensiveError
+from hippo.video.canvas import Canvas, ExpensiveError, Frames, Pixels
 
 Colour = tuple[int, int, int]
 WHITE: Colour = (255, 255, 255)

@@ -170,10 +170,3 @@ async def test_a_folder_that_is_lost_is_not_needed(tmp_path: Path) -> None:
     shared = SharedFrames(folder, 1 << 20)
     shutil.rmtree(folder)
     assert (await decoded(shared, KEY, giving(frames(7)))).frames[0, 0, 0, 0] == 7
-
-
-async def test_an_item_without_room_leaves_the_others(tmp_path: Path) -> None:
-    shared = SharedFrames(tmp_path, 4000)
-    await decoded(shared, KEY, giving(frames(1)))
-    await decoded(shared, "11" * 32, giving(frames(2, 6000)))
-    assert (await decoded(shared, KEY, refusing)).frames[0, 0, 0, 0] == 1

@@ -17,8 +17,6 @@ from hippo.cli import up
 from hippo.cli.processes import Child, StackError
 from hippo.cli.stack import Stack, StackOptions
 from hippo.cli.up import add_stack_arguments, flags_here, next_pause_s, stack_options
-from services.draft.config import DraftSettings
-from services.target.config import TargetSettings
 
 
 @pytest.mark.parametrize(
@@ -176,11 +174,6 @@ def test_gpus_that_nobody_asked_for_are_told(
     said = io.StringIO()
     up.warn_of_unused_gpus(parser.parse_args(given), Console(file=said))
     assert ("--target-device cuda:0 --draft-device cuda:1" in said.getvalue()) == is_told
-
-
-def test_auto_is_half_precision_for_a_draft_alone() -> None:
-    plans = [settings(model="a").load_plan for settings in (DraftSettings, TargetSettings)]
-    assert [(plan.dtype, plan.auto_is_half) for plan in plans] == [("auto", True), ("auto", False)]
 
 
 def test_a_childs_environment_is_the_parents(

@@ -51,9 +51,3 @@ def test_a_breaking_change_is_found(
     (problem,) = _changed(facts(spoken()), facts(files))
 
     assert problem.startswith(said)
-
-
-def test_streams_and_choices_are_facts() -> None:
-    now = facts(spoken())
-    assert now["DraftService.Draft"].endswith("streams")
-    assert now["DraftRequest = 4"].endswith(" message")
