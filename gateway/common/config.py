@@ -126,8 +126,9 @@ class GatewaySettings:
     )
     allowed_hosts: tuple[str, ...] = setting(
         (),
-        help="host names in the URLs of this server, beside localhost, addresses and names without "
-        "a dot (*.example.com: its subdomains; *: all); empty: none, or all if there are API keys",
+        help="host names in the URLs of this server, in addition to localhost, addresses and names "
+        "without a dot (*.example.com: its subdomains; *: all); empty: none, or all if there are "
+        "API keys",
     )
     max_connections: int = setting(
         1024, help="most connections of clients; one address may have half of them", least=1
@@ -182,10 +183,10 @@ class GatewaySettings:
     )
     max_held_mib: int | None = setting(
         None,
-        help="most MiB of bodies and media that all requests hold in memory, half of them those of "
-        "one key (without keys: of one address); for a moment a request takes four times its body; "
-        "default: twice the largest body and the most media of one request (--max-body-bytes, "
-        "--max-message-mib)",
+        help="most MiB of bodies and media that all requests hold in memory, at most half of "
+        "them for one key (without keys: for one address); for a moment a request takes four "
+        "times its body; default: twice the largest body and the most media of one request "
+        "(--max-body-bytes, --max-message-mib)",
         least=1,
     )
     media_timeout_s: float = setting(30.0, help="most seconds to fetch one media URL", above=0)
@@ -240,7 +241,11 @@ class GatewaySettings:
         self._check_tls()
         has_keys = self.api_keys or self.api_keys_file
         for name in _KEY_LIMITS:
-            self._require(has_keys or not getattr(self, name), flag(name), "API keys beside it")
+            self._require(
+                has_keys or not getattr(self, name),
+                flag(name),
+                "API keys beside it (--api-keys, --api-keys-file)",
+            )
         for origin in self.cors_origins:
             is_origin = origin == "*" or re.fullmatch(r"https?://[^/\s]+", origin)
             self._require(is_origin, "--cors-origins", "origins such as https://app.example")
@@ -269,7 +274,9 @@ class GatewaySettings:
 
     def _check_tls(self) -> None:
         files = (self.services_tls_ca, self.services_tls_cert, self.services_tls_key)
-        self._require(self.services_tls or not any(files), "--services-tls-*", "--services-tls")
+        self._require(
+            self.services_tls or not any(files), "--services-tls-*", "--services-tls with them"
+        )
         if self.tls is not None:
             try:
                 self.tls.channel_credentials()

@@ -1,7 +1,7 @@
 """The parent's control of a worker process, and the functions that both processes use.
 
-A message is one line of JSON, with an optional descriptor, such as that of a file in memory that
-both processes share. All calls block.
+A message is one line of JSON, with an optional descriptor: for instance, the descriptor of a file
+in memory that both processes share. All calls block.
 """
 
 from __future__ import annotations

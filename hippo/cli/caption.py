@@ -32,7 +32,7 @@ examples:
 
 A line of an answer has `path` (below the folder), `answer`, `parsed` (with --schema), `usage`,
 `finish_reason`, `seconds` and `request`, a hash of the question and its options. A line of an error
-has `path`, `error`, `seconds` and `request`. Of several lines of a path, the last one counts.
+has `path`, `error`, `seconds` and `request`. If a path has several lines, the last line counts.
 The exit code is 1 if a file has no answer at the end. Ctrl-C stops; no line is lost.
 """
 

@@ -42,7 +42,9 @@ ResultT = TypeVar("ResultT")
 # For the probe, so that a broken first video is not the server's fault.
 _GREETING = question_about("Hello.")
 _PAUSES_S = (0.5, 1.0, 2.0, 4.0)  # before a request is sent again to a server that was unavailable
-_BUSY_PAUSES_S = (0.5,) * 20 + (5.0,) * 240  # before it is sent again to one without a free slot
+_BUSY_PAUSES_S = (0.5,) * 20 + (
+    5.0,
+) * 240  # before it is sent again to a server without a free slot
 _MOST_NAMED = 10
 _HASH_LENGTH = 16
 
@@ -65,7 +67,7 @@ class CaptionRun:
     retries_errors: bool
     console: Console  # for the summary
     progress: Console  # for the progress bar
-    _lines: dict[str, Line] = field(default_factory=dict)  # by path, the last one
+    _lines: dict[str, Line] = field(default_factory=dict)  # by path; the last line counts
     _is_over: threading.Event = field(default_factory=threading.Event)
     _has_uploads: bool = False
 
@@ -102,7 +104,7 @@ class CaptionRun:
 
     @property
     def _request(self) -> str:
-        """A hash of all that a request says beside the file."""
+        """A hash of all that a request says, except the file."""
         said = [self.prompt, self.seed, self.form.model, self.form.max_tokens]
         further = {name: value for name, value in self.form.further.items()
                    if name != "speculative"}  # fmt: skip
@@ -145,8 +147,8 @@ class CaptionRun:
         return line is not None and not ("error" in line and self.retries_errors)
 
     def _answers(self, names: list[str]) -> Iterator[Line]:
-        """Yields the lines of ``names`` in the order of their ends. Raises an error that is not
-        that of one file; requests in progress then end with the process."""
+        """Yields the lines of ``names`` in the order of their ends. Raises an error that concerns
+        more than a file; requests in progress then end with the process."""
         todo: queue.SimpleQueue[str] = queue.SimpleQueue()
         for name in names:
             todo.put(name)

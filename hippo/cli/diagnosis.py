@@ -1,6 +1,6 @@
 """Derives from a gateway's metrics what is wrong with a pair of models.
 
-The bounds equal those of the alerts (deploy/prometheus/rules/hippo.yml; a test compares them).
+The bounds equal the alerts' bounds (deploy/prometheus/rules/hippo.yml; a test compares them).
 Two rules come from HIPPO (https://arxiv.org/abs/2601.08273): fewer than 3 mean accepted tokens, a
 mean run length under 4, mean that draft and target are badly aligned; a high acceptance rate with a
 speedup under 1.5 means that scheduling or transport is the problem.

@@ -40,7 +40,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Prints the findings; returns the exit code of the most serious one."""
+    """Prints the findings; returns the exit code of the most serious finding."""
     if arguments.seconds is not None and arguments.seconds <= 0:
         raise InvalidRequestError("--seconds must be above 0")
     with httpx.Client(base_url=arguments.url.rstrip("/"), trust_env=False, timeout=10) as client:

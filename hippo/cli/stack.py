@@ -35,7 +35,7 @@ _CLOSING_S = 10.0  # more than the gateway needs after its --shutdown-grace-s
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StackOptions:
-    """How to start the services. Port 0 takes a free one; ``*_args`` are further flags."""
+    """How to start the services. Port 0 takes a free port; ``*_args`` are further flags."""
 
     target_model: str
     draft_model: str
@@ -46,10 +46,10 @@ class StackOptions:
     draft_dtype: str | None = None  # None: auto on a CPU, else as dtype
     target_quantization: str | None = None
     draft_quantization: str | None = None
-    max_context_length: int | None = None  # of both; None: as the memory allows
+    max_context_length: int | None = None  # both models'; None: as the memory allows
     target_core: int | None = None
     draft_core: int | None = None  # core of draft and gateway
-    host: str = "127.0.0.1"  # of the gateway; the services listen on the loopback interface
+    host: str = "127.0.0.1"  # the gateway's; the services listen on the loopback interface
     port: int = 8000
     target_port: int = 0
     draft_port: int = 0
@@ -155,7 +155,7 @@ class Stack:
         self.start_service("gateway")
 
     def start_service(self, name: str, *, wait: bool = True) -> None:
-        """Starts one process; one that has ended restarts on its previous port."""
+        """Starts a process; a process that has ended restarts on its previous port."""
         self._port_file(name).unlink(missing_ok=True)
         self._children[name].start(self._modules[name], self._arguments(name))
         if wait:

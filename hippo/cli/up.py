@@ -55,7 +55,7 @@ def add_stack_arguments(
     parser: argparse.ArgumentParser, *, port: int, has_models: bool = True
 ) -> None:
     """Adds the options about the services that `hippo up`, `hippo demo` and `hippo distill` share;
-    without ``has_models`` those of the checkpoints are the command's own."""
+    without ``has_models`` the command has options of its own for the checkpoints."""
     group = parser.add_argument_group("services")
     for role in ("target", "draft"):
         if has_models:

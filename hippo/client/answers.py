@@ -117,7 +117,8 @@ class AnswerReader:
     def feed_data(self, data: bytes, at_s: float) -> list[str]:
         """Returns the pieces of text that ``data``, received at ``at_s``, completes.
 
-        Raises HippoError for an error event, with its message, and for one without a JSON object.
+        Raises HippoError for an error event, with its message, and for an event without a JSON
+        object.
         """
         *lines, self._rest = (self._rest + data).split(b"\n")
         self._last_s = at_s
@@ -161,7 +162,7 @@ class AnswerReader:
                 if piece := delta.get(name):
                     self._piece_s.append(at_s)
                     pieces.append(str(piece))
-            # A hippo gateway sends all ids in the last chunk; vLLM sends those of each chunk.
+            # A hippo gateway sends all ids in the last chunk; vLLM sends each chunk's own ids.
             self._token_ids += tuple(choice.get("token_ids") or ())
             self._events += choice.get("events") or ()
             self._finish_reason = choice.get("finish_reason") or self._finish_reason
@@ -201,5 +202,5 @@ def _parsed(event: bytes) -> Mapping[str, Any]:
     except ValueError:
         chunk = None
     if not isinstance(chunk, dict):
-        raise HippoError(f"an event is not that of a chat completion: {event[:200]!r}")
+        raise HippoError(f"the server sent an event that is no chat completion: {event[:200]!r}")
     return chunk

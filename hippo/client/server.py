@@ -62,7 +62,7 @@ class Server:
             is_address = False
         if not is_address or parts.username or parts.query or parts.fragment:
             raise InvalidRequestError(
-                f"{self.url!r} is no server's address; expected one such as http://127.0.0.1:8000"
+                f"{self.url!r} is no server's address; expected an address such as http://127.0.0.1:8000"
             )
 
     @property

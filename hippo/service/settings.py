@@ -189,7 +189,7 @@ class EngineSettings:
         cpu_cores: tuple[int, ...] = (),
         exact_rows: int | None = None,
     ) -> LoadPlan:
-        """Returns the plan of these settings and of those that only one service has."""
+        """Returns the plan of these settings and of the settings that only one service has."""
         return LoadPlan(
             self.model,
             device=self.device,

@@ -26,7 +26,7 @@ refers to and which are skipped) and 5e7. So what is refused does not fit on a f
 
 
 class ExpensiveError(Exception):
-    """The item costs more than the worker is for that was asked."""
+    """The item costs more than the asked worker's dearest item."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +49,7 @@ class Canvas:
     frame_limits: FrameLimits
     allocate: Allocate
     num_threads: int = 1
-    max_cost_s: float | None = None  # of the items that this worker is for; None: of any cost
+    max_cost_s: float | None = None  # the worker's dearest item; None: no limit
 
     def check_cost(
         self, num_decoded: int, num_drawn: int, size: tuple[int, int], num_threads: int = 1
@@ -80,7 +80,7 @@ class Canvas:
     def draw(self, rgb: Pixels, target: Pixels) -> None:
         """Resizes a frame (``[height, width, 3]``) to the size of ``target``, and writes it there.
 
-        A value differs by at most 2 from that of transformers' processors, which resize with torch.
+        A value differs by at most 2 from the value of transformers' processors, which use torch.
         """
         if rgb.shape != target.shape:
             height, width, _ = target.shape

@@ -33,7 +33,7 @@ ResultT = TypeVar("ResultT")
 
 _log = logging.getLogger(__name__)
 
-_MOST_THREADS = 16  # of one video; FFmpeg's decoders gain little from more
+_MOST_THREADS = 16  # for a video; FFmpeg's decoders gain little from more
 _LARGE_BYTES = 4 << 20  # larger results are mapped, not copied
 CHEAP_S = 1.0
 """Estimated seconds of a cheap item: any image up to the default --max-frame-pixels, and a clip of
@@ -48,9 +48,9 @@ class MediaDecoder:
     """Decodes media in ``num_workers`` worker processes, each one item after another; belongs to
     one event loop.
 
-    Of several workers, the last decodes only cheap items, so that these need not wait for a long
-    one. ``start`` or the first item starts the process that they are forked from, and the first
-    worker. A worker is replaced if it crashes or exceeds a limit. ``files`` may be named by path.
+    The last of several workers decodes only cheap items, which so wait for no long item. ``start``
+    or the first item starts the process that workers are forked from, and the first worker. A
+    worker is replaced if it crashes or exceeds a limit. ``files`` may be named by path.
     ``cpu_core`` pins the processes to a core. The decoder must be closed.
     """
 

@@ -133,8 +133,7 @@ def over(background: Colour, image: Image.Image) -> Image.Image:
 
 
 def _as_rgba(image: Image.Image) -> Image.Image:
-    """Converts as Image.convert, but right also for images of 16 bits whose transparency is that of
-    one colour."""
+    """Converts as Image.convert, but right also for 16-bit images with one transparent colour."""
     key = image.info.get("transparency")
     if image.mode.startswith("I;16"):
         rgba = Image.fromarray(_in_8_bits(image)).convert("RGBA")

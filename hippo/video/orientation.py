@@ -25,7 +25,7 @@ class Orientation:
 
     @classmethod
     def of(cls, frame: av.VideoFrame) -> Orientation:
-        """Returns the orientation by the frame's display matrix (that of the file, or the codec's).
+        """Returns the orientation by the frame's display matrix (the file's, or the codec's).
 
         The matrix ``(a, b, u, c, d, v, x, y, w)`` shows the pixel at (x, y) at (ax + cy, bx + dy).
         An angle between quarter turns is rounded to the nearest of them.

@@ -17,7 +17,7 @@ _NOT_STARTED = "the media decoder does not start: is hippo-serve[engine] install
 
 
 class WorkerParent:
-    """The process that workers are forked from, which the first one starts; belongs to one event
+    """The process that workers are forked from, which the first worker starts; belongs to one event
     loop, and must be closed."""
 
     def __init__(self, settings: str) -> None:
@@ -43,7 +43,7 @@ class WorkerParent:
 
 
 class Seat:
-    """Runs one function after another with a worker, which the first one starts.
+    """Runs one function after another with a worker, which the first function starts.
 
     ``on_start`` is called with what confines a new worker. Belongs to one event loop; must be
     closed.

@@ -53,9 +53,9 @@ class SharedFrames:
         """Returns the frames of ``key`` (hexadecimal), which ``decode`` makes if no process has
         made them, or if the folder is lost; raises what ``decode`` raises.
 
-        ``decode`` runs in a ``turn`` of this process, whose number it gets, and again in another
-        one after None. The key is locked only then: no process waits for another one whose decoder
-        is at work on something else.
+        ``decode`` runs in a ``turn`` of this process, whose number it gets, and after None in a
+        further turn. The key is locked only then: no process waits for a process whose decoder is
+        at work on something else.
         """
         if found := await asyncio.to_thread(self._read, key, kind):
             return found
@@ -131,7 +131,7 @@ class SharedFrames:
         )
 
     def _write(self, key: str, decoded: DecodedMedia) -> None:
-        """Writes a file if there is room for it; a process without one decodes itself."""
+        """Writes a file if there is room for it; a process that finds no file decodes itself."""
         facts = {
             "shape": tuple(decoded.frames.shape),
             "seconds": decoded.frame_seconds,
@@ -168,7 +168,7 @@ class SharedFrames:
 
 
 def _take(lock: int) -> bool:
-    """Takes the lock unless another one has it; returns whether it is taken."""
+    """Takes the lock unless another process has it; returns whether it is taken."""
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:

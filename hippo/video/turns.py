@@ -20,10 +20,11 @@ class _Ticket:
 class Turns:
     """Gives the items of many clients the seats 0 to ``num_seats`` - 1; belongs to one event loop.
 
-    Of several seats the last is kept for cheap items; it is given to those not known to be
-    expensive, when no other seat is free. Of several others a client that is at work leaves the
-    last free one to others, who may come. A seat that gets free goes to the client with the fewest
-    items at work, and of these to the one that waits the longest since it came or had a turn.
+    The last of several seats is kept for cheap items. An item that is not known to be expensive
+    gets it when no other seat is free. If there are several other seats, a client that is at work
+    leaves the last free seat to other clients, who may come. A seat that gets free goes to the
+    client with the fewest items at work, and among equals to the client that has waited longest
+    since it came or had a turn.
     """
 
     def __init__(self, num_seats: int) -> None:
@@ -31,7 +32,7 @@ class Turns:
         self._reserved = num_seats - 1 if num_seats > 1 else None
         self._leaves_one = num_seats > 2
         self._at_work: Counter[str] = Counter()
-        # By client, the one whose turn is next first.
+        # By client; the first client's turn is next.
         self._waiting: OrderedDict[str, deque[_Ticket]] = OrderedDict()
 
     @contextlib.asynccontextmanager

@@ -85,7 +85,7 @@ def test_a_stream_that_breaks_off_is_no_answer() -> None:
 
 @pytest.mark.parametrize("data", [b"data: <html>\n", b"data: [1]\n"])
 def test_events_of_another_kind_are_refused(data: bytes) -> None:
-    with pytest.raises(HippoError, match="not that of a chat completion"):
+    with pytest.raises(HippoError, match="an event that is no chat completion"):
         read_answer([(1.0, data)], asked_s=0.0)
 
 
