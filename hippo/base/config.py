@@ -104,7 +104,7 @@ def check_ranges(settings: DataclassInstance) -> None:
             and (most is None or value <= most)
         )
         if not is_within:
-            raise SettingsError(f"{flag(spec.name)} is {value:g}; it must be {words}")
+            raise SettingsError(f"{flag(spec.name)} is {value}; it must be {words}")
 
 
 def flag(name: str) -> str:

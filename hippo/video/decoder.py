@@ -25,7 +25,7 @@ from hippo.media.sampling import resolve_plan
 from hippo.models.interface.base import DecodedMedia
 from hippo.types import FramePlan, Media
 from hippo.video.seat import Seat, WorkerParent
-from hippo.video.shared import SharedFrames
+from hippo.video.shared import SharedFrames, media_of
 from hippo.video.source import content_name, opened_media
 from hippo.video.turns import Turns
 
@@ -207,28 +207,17 @@ async def _twice(run: Callable[[], Awaitable[ResultT]]) -> ResultT:
 
 
 def _decoded(media: Media, reply: Message, result: int) -> DecodedMedia:
-    shape = reply["shape"]
+    """Returns the frames in a shared file without keeping a descriptor open; copies small files, so
+    that they occupy no mapping."""
+    size, path = math.prod(reply["shape"]), f"/proc/self/fd/{result}"
     if hasattr(fcntl, "F_ADD_SEALS"):  # so that the worker cannot shrink the file
         fcntl.fcntl(result, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK)
     try:
-        memory = _memory(result, math.prod(shape))
+        if size >= _LARGE_BYTES and os.path.exists(path):
+            memory = torch.from_file(path, shared=True, size=size, dtype=torch.uint8)
+        else:
+            with map_whole(result, size) as mapped:
+                memory = torch.frombuffer(bytearray(mapped), dtype=torch.uint8)
     finally:
         os.close(result)
-    return DecodedMedia(
-        kind=media.kind,
-        frames=memory.view(shape),
-        frame_seconds=tuple(reply["seconds"]),
-        sampled_fps=reply["sampled_fps"],
-        is_resized=True,
-        notes=tuple(reply["notes"]),
-    )
-
-
-def _memory(result: int, size: int) -> torch.Tensor:
-    """Returns a shared file's bytes as uint8 ``[size]``, without keeping a descriptor open; copies
-    small files, so that they occupy no mapping."""
-    path = f"/proc/self/fd/{result}"
-    if size >= _LARGE_BYTES and os.path.exists(path):
-        return torch.from_file(path, shared=True, size=size, dtype=torch.uint8)
-    with map_whole(result, size) as memory:
-        return torch.frombuffer(bytearray(memory), dtype=torch.uint8)
+    return media_of(media.kind, reply, memory)

@@ -16,9 +16,10 @@ import json
 import math
 import os
 import time
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from contextlib import AbstractAsyncContextManager
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -121,14 +122,7 @@ class SharedFrames:
             )
         finally:
             os.close(file)
-        return DecodedMedia(
-            kind,
-            frames.view(facts["shape"]),
-            tuple(facts["seconds"]),
-            facts["sampled_fps"],
-            is_resized=True,
-            notes=tuple(facts["notes"]),
-        )
+        return media_of(kind, facts, frames)
 
     def _write(self, key: str, decoded: DecodedMedia) -> None:
         """Writes a file if there is room for it; a process that finds no file decodes itself."""
@@ -165,6 +159,19 @@ class SharedFrames:
             path.unlink()
             total -= status.st_size
         return total <= self._max_bytes
+
+
+def media_of(kind: MediaKind, facts: Mapping[str, Any], memory: torch.Tensor) -> DecodedMedia:
+    """Returns resized frames, whose pixels are ``memory`` (uint8 ``[size]``) in the shape that
+    ``facts`` tell; these are as the worker replies them."""
+    return DecodedMedia(
+        kind,
+        memory.view(facts["shape"]),
+        tuple(facts["seconds"]),
+        facts["sampled_fps"],
+        is_resized=True,
+        notes=tuple(facts["notes"]),
+    )
 
 
 def _take(lock: int) -> bool:
