@@ -117,6 +117,7 @@ def test_up_shows_the_last_lines_of_a_process_that_ends_and_leaves_nothing(
     assert process.returncode == 1
     assert "the draft process ended" in (tmp_path / "log").read_text()
     assert "its last lines:\n    error: --slots is 0" in (tmp_path / "log").read_text()
+    assert "the draft's flags as --draft-arg=--FLAG=VALUE" in (tmp_path / "log").read_text()
 
 
 def test_up_serves_also_while_its_draft_is_dead_and_leaves_nothing(

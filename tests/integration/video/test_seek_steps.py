@@ -108,14 +108,6 @@ def test_on_screen_is_the_last_frame_that_is_not_later(shown: list[int], wanted:
     assert [each.pts for each in seen] == expected
 
 
-def test_no_more_frames_are_decoded_than_are_wanted() -> None:
-    left = iter(map(frame, range(10)))
-    assert [each.pts for each in seeking._on_screen(left, [2, 4])] == [2, 4]
-    assert next(left).pts == 5
-    with pytest.raises(MediaError, match="no frame that can be decoded"):
-        list(seeking._on_screen(iter(()), [1]))
-
-
 RUN = seeking._Run(previous=20, key=40, wanted=[47, 52])
 EARLIER = 20 - 20  # two seconds before the key frame before
 
@@ -198,15 +190,6 @@ def test_only_behind_a_discarded_key_frame_the_first_shown_may_be_later(is_disca
         return
     with pytest.raises(SeekError):  # the decoder has dropped what it could not restore
         next(found)
-
-
-def test_only_frames_that_are_wanted_or_referred_to_are_decoded() -> None:
-    stream: Any = Stream()
-    errors: list[Any] = []
-    list(seeking._decode([packet(1), packet(2), packet(None)], stream, {2}, errors.append))
-    assert stream.skipped == {1: "NONREF", 2: "DEFAULT", None: "DEFAULT"}
-    list(seeking._decode([packet(1)], stream, None, errors.append))
-    assert stream.skipped[1] == "DEFAULT" and not errors
 
 
 def sought(frames: Sequence[Any], timeline: PresentationTimes, wanted: Sequence[int]) -> list[Any]:

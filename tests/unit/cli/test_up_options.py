@@ -16,7 +16,7 @@ from rich.console import Console
 from hippo.cli import up
 from hippo.cli.processes import Child, StackError
 from hippo.cli.stack import Stack, StackOptions
-from hippo.cli.up import add_stack_arguments, flags_here, next_pause_s, stack_options
+from hippo.cli.up import add_stack_arguments, next_pause_s, stack_options
 
 
 @pytest.mark.parametrize(
@@ -124,34 +124,6 @@ def test_a_draft_that_keeps_ending_is_started_ever_later() -> None:
         pauses.append(next_pause_s(pauses[-1], 5.0))
     assert pauses == [0, 1, 2, 4, 8, 16, 32, 60, 60]
     assert next_pause_s(60.0, 61.0) == 1
-
-
-@pytest.mark.parametrize(
-    ("name", "text", "told"),
-    [
-        (
-            "target",
-            "    2 slots do not fit: lower --slots or --max-context-length",
-            "\n(give this command the target's --slots as --target-arg=--slots=...)",
-        ),
-        (
-            "draft",
-            "use --quantization int8 or nf4, another --device, --dtype bfloat16, or lower --slots",
-            "\n(give this command the draft's --quantization as --draft-quantization, --device as "
-            "--draft-device, --dtype as --draft-dtype, --slots as --draft-arg=--slots=...)",
-        ),
-        ("target", "use --dtype bfloat16 (--slots for more)", ""),
-        (
-            "gateway",
-            "error: --port 1, --device",
-            "\n(give this command the gateway's --device as --gateway-arg=--device=...)",
-        ),
-    ],
-)
-def test_a_services_advice_is_told_in_the_commands_own_flags(
-    name: str, text: str, told: str
-) -> None:
-    assert flags_here(name, text) == told
 
 
 @pytest.mark.parametrize(

@@ -23,10 +23,6 @@ ROOT = Path(__file__).resolve().parents[3]
 PROJECT: dict[str, Any] = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 EXTRAS: dict[str, list[str]] = PROJECT["optional-dependencies"]
 OWN = {"hippo", "services", "gateway", "bench", "demo", "tests"}
-TEXTS = (
-    "*.md", "docs/*.md", "Makefile", ".ci/run", ".github/workflows/*.yml", "deploy/docker/*",
-    "hippo/**/*.py", "gateway/**/*.py", "services/**/*.py", "bench/**/*.py",
-)  # fmt: skip
 # Imported by another package, not by name here.
 UNNAMED = {"opentelemetry-exporter-otlp-proto-http"}
 
@@ -163,18 +159,6 @@ def test_the_lower_bounds_can_be_installed_together(tmp_path: Path) -> None:
         if Version(lowest[name]) != Version(bound)
     }
     assert higher == {}
-
-
-def test_each_extra_that_a_text_names_exists() -> None:
-    named = {
-        extra
-        for pattern in TEXTS
-        for path in ROOT.glob(pattern)
-        for names in re.findall(r"(?:hippo-serve|['\s]\.)\[([\w,-]+)\]", path.read_text())
-        for extra in names.split(",")
-    }
-    assert {"engine", "dev", "quantized"} <= named
-    assert named <= EXTRAS.keys()
 
 
 @pytest.mark.parametrize(
