@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import io
 import re
+from pathlib import Path
 from typing import Any
 
+import pytest
 from rich.console import Console
 from rich.table import Table
 
 from hippo.client.figures import summarise
 from hippo.client.latency import TARGET_ONLY
 from hippo.client.tables import latency_table, load_table, questions_table
+from hippo.errors import InvalidRequestError
 from hippo.lab.benchmark.load import LoadRun
 from hippo.lab.benchmark.load_figures import summarise_load
+from hippo.lab.benchmark.plots import check_plot, draw_answers, draw_load, draw_speedups
 from hippo.lab.benchmark.question_figures import markdown, table_of
 from tests.unit.client.test_figures import ended, record
 
@@ -62,3 +66,26 @@ def test_a_load_has_a_line_and_shows_only_what_is_known() -> None:
     plain = load_line(system="plain", num_clients=4, acceptance_rate=None, num_equal=None)
     text = shown(load_table("load", [plain]))
     assert "accept" not in text and "equal" not in text
+
+
+@pytest.mark.parametrize("suffix", [".svg", ".png"])
+def test_figures_are_drawn(tmp_path: Path, suffix: str) -> None:
+    check_plot(tmp_path / f"a{suffix}")
+    draw_speedups(ROWS, tmp_path / f"a{suffix}", title="speedups")
+    lines = [
+        load_line(system=system, num_clients=count)
+        for system in ("off", "adaptive")
+        for count in (1, 8)
+    ]
+    draw_load(lines, tmp_path / f"b{suffix}", title="load")
+    draw_answers("plain", {"ms": [3.0, 1.0]}, tmp_path / f"c{suffix}", title="answers")
+    for name in "abc":
+        data = (tmp_path / f"{name}{suffix}").read_bytes()
+        assert b"<svg" in data[:1000] if suffix == ".svg" else data.startswith(b"\x89PNG")
+
+
+def test_a_plot_of_another_kind_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(InvalidRequestError, match=r"ends in \.svg or \.png"):
+        check_plot(tmp_path / "a.pdf")
+    with pytest.raises(InvalidRequestError, match="cannot be written"):
+        draw_speedups(ROWS, tmp_path / "none" / "a.svg", title="speedups")
