@@ -141,7 +141,7 @@ def pictures(video: str, seconds: Sequence[float]) -> list[str]:
 def _as_url(frame: Any) -> str:
     from PIL import Image
 
-    from hippo.video.orientation import Orientation
+    from hippo.video.canvas import Orientation
 
     image = Image.fromarray(Orientation.of(frame).applied(frame.to_ndarray(format="rgb24")))
     height = max(1, round(FRAME_WIDTH * image.height / image.width))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import math
 import os
@@ -214,34 +215,35 @@ class Stack:
             self._frames.cleanup()
 
     def _arguments(self, name: str) -> list[str]:
-        options = self._options
-        arguments = ["--host", self._host(name), "--port", str(self._ports[name])]
-        arguments += ["--port-file", str(self._port_file(name))]
-        core = options.target_core if name == "target" else options.draft_core
-        if core is not None:
-            arguments += ["--cpu-core", str(core)]
-        paths = options.allowed_local_media_path
+        options, paths = self._options, self._options.allowed_local_media_path
+        flags: dict[str, object] = {
+            "host": self._host(name),
+            "port": self._ports[name],
+            "port-file": self._port_file(name),
+            "cpu-core": options.target_core if name == "target" else options.draft_core,
+        }
         if name == "gateway":
-            for other in ("draft", "target"):
-                arguments += [f"--{other}", self.address(other)]
-            arguments += ["--upload-dir", str(self._uploads), "--allowed-local-media-path", paths]
-            arguments += ["--page-samples", str(BUNDLED_CLIPS)]
-            return [*arguments, *options.gateway_args]
-        if self._frames is not None:
-            arguments += ["--shared-frames-dir", self._frames.name]
-        is_target = name == "target"
-        arguments += ["--model", options.target_model if is_target else options.draft_model]
-        arguments += ["--device", options.target_device if is_target else options.draft_device]
-        arguments += ["--allowed-local-media-path", f"{self._uploads},{paths}"]
-        suffix = "" if is_target else "-draft"
-        dtype = options.dtype if is_target else options.dtype_of_draft
-        arguments += ["--dtype", dtype, "--served-name", options.served_name + suffix]
-        quantization = options.target_quantization if is_target else options.draft_quantization
-        if quantization is not None:
-            arguments += ["--quantization", quantization]
-        if options.max_context_length is not None:
-            arguments += ["--max-context-length", str(options.max_context_length)]
-        return [*arguments, *(options.target_args if is_target else options.draft_args)]
+            flags |= {
+                "draft": self.address("draft"),
+                "target": self.address("target"),
+                "upload-dir": self._uploads,
+                "allowed-local-media-path": paths,
+                "page-samples": BUNDLED_CLIPS,
+            }
+        else:
+            is_target = name == "target"
+            flags |= {
+                "model": getattr(options, f"{name}_model"),
+                "device": getattr(options, f"{name}_device"),
+                "dtype": options.dtype if is_target else options.dtype_of_draft,
+                "quantization": getattr(options, f"{name}_quantization"),
+                "served-name": options.served_name + ("" if is_target else "-draft"),
+                "max-context-length": options.max_context_length,
+                "shared-frames-dir": self._frames and self._frames.name,
+                "allowed-local-media-path": f"{self._uploads},{paths}",
+            }
+        given = [(f"--{flag}", str(value)) for flag, value in flags.items() if value is not None]
+        return [*itertools.chain(*given), *getattr(options, f"{name}_args")]
 
     def _host(self, name: str) -> str:
         return self._options.host if name == "gateway" else _SERVICES_HOST

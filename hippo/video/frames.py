@@ -23,9 +23,8 @@ from hippo.media.resizing import fit_frames, fit_size
 from hippo.media.sampling import count_frames, sample_frames
 from hippo.media.signatures import HEAD_BYTES, fault, image_kind
 from hippo.video.as_shown import deinterlaced, has_high_range, in_standard_range, shown_size
-from hippo.video.canvas import Canvas, Frames, Pixels
+from hippo.video.canvas import Canvas, Frames, Orientation, Pixels
 from hippo.video.images import WHITE, over
-from hippo.video.orientation import Orientation
 from hippo.video.seeking import SeekError, all_frames, num_from_keys, seek_frames
 from hippo.video.timeline import PresentationTimes, refusing, timeline_of_index, timeline_of_packets
 
