@@ -24,10 +24,9 @@ from hippo.media.resizing import FrameLimits
 from hippo.media.sampling import resolve_plan
 from hippo.models.interface.base import DecodedMedia
 from hippo.types import FramePlan, Media
-from hippo.video.seat import Seat, WorkerParent
+from hippo.video.seats import Seat, Turns, WorkerParent
 from hippo.video.shared import SharedFrames, media_of
 from hippo.video.source import content_name, opened_media
-from hippo.video.turns import Turns
 
 ResultT = TypeVar("ResultT")
 

@@ -16,8 +16,8 @@ from hippo.errors import MediaError
 from hippo.models.interface.base import DecodedMedia
 from hippo.types import FramePlan, MediaKind
 from hippo.video.decoder import MediaDecoder
+from hippo.video.seats import Turns
 from hippo.video.shared import SharedFrames
-from hippo.video.turns import Turns
 from tests.support.clips import numbers, video
 
 KEY = "00" * 32
