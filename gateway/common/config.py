@@ -6,7 +6,7 @@ import re
 from dataclasses import dataclass
 from typing import Literal
 
-from hippo.base.config import SettingsError, check_ranges, flag, setting
+from hippo.base.config import ProcessSettings, SettingsError, check_ranges, flag, setting
 from hippo.base.local_files import check_directories
 from hippo.base.validation import MAX_TEMPERATURE
 from hippo.errors import InvalidRequestError
@@ -24,7 +24,7 @@ PRUNING_STRATEGIES = tuple(strategy.value for strategy in PruningStrategy)
 
 
 @dataclass(frozen=True, slots=True)
-class GatewaySettings:
+class GatewaySettings(ProcessSettings):
     """The operator's settings; each field's ``help`` explains it."""
 
     target: tuple[str, ...] = setting(
@@ -45,14 +45,8 @@ class GatewaySettings:
     )
     services_tls_cert: str = setting("", help="PEM file of the gateway's certificate (mutual TLS)")
     services_tls_key: str = setting("", help="PEM file of that certificate's private key")
-    host: str = setting("127.0.0.1", help="address to listen on")
     port: int = setting(8000, help="port to listen on; 0 takes a free one", least=0, most=65535)
-    port_file: str | None = setting(None, help="file to write the bound port to")
     cpu_core: int | None = setting(None, help="pin the process to this core")
-    log_level: str = setting(
-        "info", help="lowest level that is logged", choices=("debug", "info", "warning", "error")
-    )
-    log_style: str = setting("text", help="form of the log lines", choices=("text", "json"))
 
     policy: str = setting("adaptive", help="default policy", choices=POLICY_NAMES)
     gamma: int | Literal["auto"] = setting(

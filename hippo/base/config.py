@@ -46,6 +46,18 @@ def setting(
     return dataclasses.field(default=default, metadata=metadata)
 
 
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class ProcessSettings:
+    """The settings that the gateway and both services have."""
+
+    host: str = setting("127.0.0.1", help="address to listen on")
+    port_file: str | None = setting(None, help="file to write the bound port to")
+    log_level: str = setting(
+        "info", help="lowest level that is logged", choices=("debug", "info", "warning", "error")
+    )
+    log_style: str = setting("text", help="form of the log lines", choices=("text", "json"))
+
+
 def load_settings(
     cls: type[SettingsT],
     argv: Sequence[str],

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from hippo.base.config import SettingsError, check_ranges, setting
+from hippo.base.config import ProcessSettings, SettingsError, check_ranges, setting
 from hippo.base.local_files import check_directories
 from hippo.catalog.sizes import CACHE_BYTES, GIB, IMAGE_TOKENS, MOST_AUTO_SLOTS, USED_SHARE
 from hippo.media.limits import NUM_WORKERS, DecodeLimits
@@ -28,7 +28,7 @@ _MB = 1_000_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class EngineSettings:
+class EngineSettings(ProcessSettings):
     """The model, its device, and the limits of a request."""
 
     model: str = setting(help="checkpoint folder, or name on the Hugging Face hub")
@@ -92,8 +92,6 @@ class EngineSettings:
         help="capture small steps as CUDA graphs; auto: on one GPU, in bfloat16 or float16",
         choices=("auto", "on", "off"),
     )
-    host: str = setting("127.0.0.1", help="address to listen on")
-    port_file: str | None = setting(None, help="file to write the bound port to")
     metrics_port: int | None = setting(None, help="port for Prometheus metrics, on --host")
     drain_seconds: float = setting(
         30.0, help="seconds for running sequences after SIGTERM", least=0
@@ -155,12 +153,6 @@ class EngineSettings:
     tls_cert: str = setting("", help="PEM file of the certificate; with --tls-key: serve TLS")
     tls_key: str = setting("", help="PEM file of the private key")
     tls_ca: str = setting("", help="PEM file of the CA that must have signed client certificates")
-    log_level: str = setting(
-        "info",
-        help="lowest level that is logged",
-        choices=("debug", "info", "warning", "error"),
-    )
-    log_style: str = setting("text", help="text or json lines", choices=("text", "json"))
 
     def __post_init__(self) -> None:
         """Raises SettingsError for invalid values."""
