@@ -188,9 +188,11 @@ class Connection:
             return self._client.build_request(
                 method, path, content=io.BytesIO(body), headers=headers
             )
+        files = None
         if file is not None:
             file.seek(0)
-        return self._client.build_request(method, path, files=file and {"file": file})
+            files = {"file": file}
+        return self._client.build_request(method, path, files=files)
 
     def _lost(self, error: httpx.TransportError) -> UnavailableError:
         url = self._server.url

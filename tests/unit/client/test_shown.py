@@ -14,7 +14,6 @@ from rich.table import Table
 from hippo.client.figures import summarise
 from hippo.client.latency import TARGET_ONLY
 from hippo.client.tables import latency_table, load_table, questions_table
-from hippo.errors import InvalidRequestError
 from hippo.lab.benchmark.load import LoadRun
 from hippo.lab.benchmark.load_figures import summarise_load
 from hippo.lab.benchmark.plots import check_plot, draw_answers, draw_load, draw_speedups
@@ -82,10 +81,3 @@ def test_figures_are_drawn(tmp_path: Path, suffix: str) -> None:
     for name in "abc":
         data = (tmp_path / f"{name}{suffix}").read_bytes()
         assert b"<svg" in data[:1000] if suffix == ".svg" else data.startswith(b"\x89PNG")
-
-
-def test_a_plot_of_another_kind_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(InvalidRequestError, match=r"ends in \.svg or \.png"):
-        check_plot(tmp_path / "a.pdf")
-    with pytest.raises(InvalidRequestError, match="cannot be written"):
-        draw_speedups(ROWS, tmp_path / "none" / "a.svg", title="speedups")
