@@ -106,6 +106,7 @@ class Connection:
             base_url=parts._replace(path=server.path).geturl(),
             headers=headers,
             timeout=server.timeout_s,
+            limits=httpx.Limits(keepalive_expiry=None),
             trust_env=False,
             verify=ssl.create_default_context() if parts.scheme == "https" else False,
         )
