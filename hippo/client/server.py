@@ -28,6 +28,7 @@ from hippo.errors import (
 KEY_VARIABLE = "HIPPO_API_KEY"
 """Environment variable with the API key for the commands."""
 
+_PIECE_BYTES = 1 << 19
 _ERRORS: Mapping[int, type[HippoError]] = {
     400: InvalidRequestError,
     401: ForbiddenError,
@@ -184,11 +185,11 @@ class Connection:
         self, method: str, path: str, body: bytes | None, file: BinaryIO | None
     ) -> httpx.Request:
         if body is not None:
-            # As a file, which httpx sends in pieces; of bytes it copies the rest at each write.
-            headers = {"content-type": "application/json"}
-            return self._client.build_request(
-                method, path, content=io.BytesIO(body), headers=headers
-            )
+            # In pieces: of one large body httpx would copy the rest at each write.
+            starts = range(0, len(body), _PIECE_BYTES)
+            pieces = (body[start : start + _PIECE_BYTES] for start in starts)
+            headers = {"content-type": "application/json", "content-length": str(len(body))}
+            return self._client.build_request(method, path, content=pieces, headers=headers)
         files = None
         if file is not None:
             file.seek(0)
