@@ -140,14 +140,18 @@ class Connection:
         """Returns status and body of the response to a request below the API's path, which sends
         ``file``, if given, as a form. Raises UnavailableError, and InvalidRequestError for a file
         that cannot be read or changes meanwhile."""
+        num_bytes = 0
         try:
             with io.BytesIO() if file is None else file.open("rb") as opened:
+                num_bytes = 0 if file is None else file.stat().st_size
                 sent = None if file is None else opened
                 with self._response(method, path, file=sent) as (_, response):
                     return response.status_code, response.read()
         except OSError as error:
             raise InvalidRequestError(f"{file} cannot be read: {error.strerror}") from None
-        except httpx.LocalProtocolError:  # not as many bytes as the head has announced
+        except Exception:  # h11's, if there are not as many bytes as the head has announced
+            if file is None or file.stat().st_size == num_bytes:
+                raise
             raise InvalidRequestError(f"{file} was changed while it was sent") from None
 
     def close(self) -> None:
@@ -173,8 +177,6 @@ class Connection:
                         raise
                 self._has_asked = response is not None
             yield asked_s, response
-        except httpx.LocalProtocolError:
-            raise
         except httpx.TransportError as error:
             raise self._lost(error) from None
         finally:
