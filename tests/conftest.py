@@ -8,6 +8,7 @@ import signal
 import subprocess
 from collections.abc import Generator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import settings
@@ -53,73 +54,27 @@ def _short_collections() -> None:
     gc.freeze()
 
 
-@pytest.fixture(scope="session")
-def target_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A small random checkpoint in the target's role."""
-    from tests.support.models.checkpoints import write_checkpoint
+def _checkpoint(name: str, family: str = "qwen2_5_vl", **noise: Any) -> Any:
+    """A fixture with a small random checkpoint; a draft has the target's weights with noise, with
+    which it agrees on some tokens, and a larger vocabulary size."""
 
-    return write_checkpoint(tmp_path_factory.mktemp("target") / "tiny-target")
+    @pytest.fixture(scope="session")
+    def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+        from tests.support.models.families import write_family
 
+        return write_family(tmp_path_factory.mktemp("checkpoint") / f"tiny-{name}", family, **noise)
 
-@pytest.fixture(scope="session")
-def draft_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The target's weights with noise: agrees with it on some tokens; a larger vocabulary size."""
-    from tests.support.models.checkpoints import write_checkpoint
-
-    folder = tmp_path_factory.mktemp("draft") / "tiny-draft"
-    return write_checkpoint(folder, noise=0.05, vocab_size=320)
+    return checkpoint
 
 
-@pytest.fixture(scope="session")
-def llava_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A small random LLaVA-OneVision checkpoint in the target's role."""
-    from tests.support.models.llava import write_llava_checkpoint
-
-    return write_llava_checkpoint(tmp_path_factory.mktemp("llava") / "tiny-llava-target")
-
-
-@pytest.fixture(scope="session")
-def llava_draft_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The same with noise: agrees with it on some tokens; a larger vocabulary size."""
-    from tests.support.models.llava import write_llava_checkpoint
-
-    folder = tmp_path_factory.mktemp("llava-draft") / "tiny-llava-draft"
-    return write_llava_checkpoint(folder, noise=0.02, vocab_size=320)
-
-
-@pytest.fixture(scope="session")
-def internvl_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A small random InternVL checkpoint in the target's role."""
-    from tests.support.models.families import write_family
-
-    return write_family(tmp_path_factory.mktemp("internvl") / "tiny-internvl-target", "internvl")
-
-
-@pytest.fixture(scope="session")
-def internvl_draft_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The same with noise: agrees with it on some tokens; a larger vocabulary size."""
-    from tests.support.models.families import write_family
-
-    folder = tmp_path_factory.mktemp("internvl-draft") / "tiny-internvl-draft"
-    return write_family(folder, "internvl", noise=0.02, vocab_size=320)
-
-
-@pytest.fixture(scope="session")
-def qwen3_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A small random Qwen3-VL checkpoint in the target's role."""
-    from tests.support.models.checkpoints import write_checkpoint
-
-    folder = tmp_path_factory.mktemp("qwen3") / "tiny-qwen3-target"
-    return write_checkpoint(folder, family="qwen3_vl")
-
-
-@pytest.fixture(scope="session")
-def qwen3_draft_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The same with noise: agrees with it on some tokens; a larger vocabulary size."""
-    from tests.support.models.checkpoints import write_checkpoint
-
-    folder = tmp_path_factory.mktemp("qwen3-draft") / "tiny-qwen3-draft"
-    return write_checkpoint(folder, family="qwen3_vl", noise=0.02, vocab_size=320)
+target_checkpoint = _checkpoint("target")
+draft_checkpoint = _checkpoint("draft", noise=0.05, vocab_size=320)
+llava_checkpoint = _checkpoint("llava-target", "llava_onevision")
+llava_draft_checkpoint = _checkpoint("llava-draft", "llava_onevision", noise=0.02, vocab_size=320)
+internvl_checkpoint = _checkpoint("internvl-target", "internvl")
+internvl_draft_checkpoint = _checkpoint("internvl-draft", "internvl", noise=0.02, vocab_size=320)
+qwen3_checkpoint = _checkpoint("qwen3-target", "qwen3_vl")
+qwen3_draft_checkpoint = _checkpoint("qwen3-draft", "qwen3_vl", noise=0.02, vocab_size=320)
 
 
 @pytest.fixture(scope="session")

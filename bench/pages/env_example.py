@@ -1,7 +1,7 @@
 """Writes ``.env.example``: ``python -m bench.pages.env_example``.
 
-Names and defaults come from the Compose files; explanations come from the services' settings and,
-for variables of the stack itself, from ``STACK``.
+Names and defaults come from the Compose files; explanations come from the services' settings, also
+of a variable that several services take, and for variables of the stack itself from ``STACK``.
 """
 
 from __future__ import annotations
@@ -16,10 +16,12 @@ import yaml
 
 from bench.base.environment import ROOT
 from gateway.common.config import GatewaySettings
+from hippo.base.config import as_text
 from services.draft.config import DraftSettings
 from services.target.config import TargetSettings
 
 GOAL = ROOT / ".env.example"
+COMPOSE = ROOT / "docker-compose.yml"
 SETTINGS: dict[str, Any] = {
     "DRAFT": DraftSettings,
     "TARGET": TargetSettings,
@@ -53,29 +55,11 @@ STACK = {
     "HIPPO_DRAFT_NUM_THREADS too",
     "HIPPO_TARGET_CPUSET": "cpu.yml: the target's core; for several set "
     "HIPPO_TARGET_NUM_THREADS too",
-    "HIPPO_SLOTS": "concurrent sequences, for both services (`hippo sizes`)",
-    "HIPPO_MAX_CONTEXT_LENGTH": "most tokens of prompt and answer together, for both services",
-    "HIPPO_VISION_CACHE_MB": "device memory for the vision features of earlier media, per service; "
-    "auto: 256, or more if one longest prompt needs more; 0: off",
-    "HIPPO_MEDIA_CACHE_MB": "host memory for the frames of earlier media, per service; auto, 0: as "
-    "above",
-    "HIPPO_PREFIX_CACHE": "false: cached prompt prefixes are not reused",
-    "HIPPO_VIDEO_FPS": "frames sampled per second if a request does not say, for both services; 0: "
-    "the model's default",
-    "HIPPO_VIDEO_AS_SHOWN": "true: the models see videos as players show them (high dynamic range, "
-    "anamorphic, interlaced), for both services; false: as they are stored",
-    "HIPPO_MAX_FRAMES": "most frames that a request may sample from a video, for both services",
-    "HIPPO_MAX_VIDEO_PIXELS": "most pixels of a sampled frame after resizing, for both services; "
-    "0: the model's limit",
-    "HIPPO_MAX_IMAGE_PIXELS": "most pixels of an image after resizing, for both services; 0: the "
-    "model's limit",
     "HIPPO_API_KEYS_FILE": "a TOML file of API keys with their limits (docs/api.md), readable by "
     "user 10001; without keys, any client that reaches the gateway may send requests",
     "HIPPO_MEDIA": "a folder of this machine whose files requests may name as /media/FILE",
     "HIPPO_UPLOADS": "where uploaded videos are stored: a Docker volume, or the path of a folder "
     "of this machine that user 10001 can write",
-    "HIPPO_MAX_MESSAGE_MIB": "largest message between the three processes in MiB: the most media "
-    "of a request that are not files under /media or uploads",
     "HIPPO_DRAFT_MEMORY": "host memory limit of the draft's container (cpu.yml: 4g); `hippo sizes` "
     "says what loading to a GPU takes of it; on a CPU it holds the weights and 4 GiB",
     "HIPPO_TARGET_MEMORY": "host memory limit of the target's container (cpu.yml: 8g)",
@@ -95,8 +79,6 @@ STACK = {
     "HIPPO_PROMETHEUS_PORT": "dashboard.yml: Prometheus' port",
     "HIPPO_GRAFANA_PASSWORD_FILE": "login.yml: a file with the administrator's password, readable "
     "by user 472",
-    "HIPPO_LOG_LEVEL": "debug, info, warning or error, for draft, target and gateway",
-    "HIPPO_LOG_STYLE": "json or text",
     "HIPPO_METRICS_RETENTION": "how long Prometheus keeps metrics",
     "OTEL_EXPORTER_OTLP_ENDPOINT": "URL of an OTLP collector (HTTP), such as "
     "http://collector:4318, for the spans of draft, target and gateway; empty: no traces "
@@ -121,7 +103,7 @@ STACK = {
 
 def compose_files() -> list[Path]:
     """Returns the Compose files, docker-compose.yml first."""
-    return [ROOT / "docker-compose.yml", *sorted((ROOT / "deploy/compose").glob("*.yml"))]
+    return [COMPOSE, *sorted((ROOT / "deploy/compose").glob("*.yml"))]
 
 
 def variables() -> dict[str, str]:
@@ -129,7 +111,7 @@ def variables() -> dict[str, str]:
     else in the service's settings, or else in the Compose file that adds it."""
     found: dict[str, str] = {}
     for path in compose_files():
-        text = re.sub(r"^\s*#.*$", "", path.read_text(encoding="utf-8"), flags=re.MULTILINE)
+        text = _without_comments(path)
         for service in yaml.safe_load(text)["services"].values():
             for name, value in service.get("environment", {}).items():
                 if value is None:
@@ -139,48 +121,52 @@ def variables() -> dict[str, str]:
     return found
 
 
+def shared() -> dict[str, str]:
+    """Returns the explanation of each variable that several services take, as the settings of the
+    last of them say it."""
+    taken = re.findall(r'^ +(\w+): "\$\{(\w+):-[^}]*\}"', _without_comments(COMPOSE), re.MULTILINE)
+    found = {
+        variable: _setting(name)[0] for name, variable in taken if variable not in (*STACK, name)
+    }
+    return {variable: about for variable, about in found.items() if about}
+
+
 def text() -> str:
     """Returns the content of ``.env.example``."""
-    known = variables()
+    known, of_several = variables(), shared()
     if wrong := set(STACK) - set(known):
         raise SystemExit(f"no Compose file has {', '.join(sorted(wrong))}")
-    parts = [HEAD, _section("The stack", {name: known[name] for name in STACK})]
+    sections: dict[str, dict[str, str]] = {"The stack": STACK, "Several services": of_several}
     for service in SETTINGS:
-        own = {
-            name: default
-            for name, default in known.items()
-            if name.startswith(f"HIPPO_{service}_") and name not in STACK
+        sections[f"The {service.lower()}"] = {
+            name: _setting(name)[0]
+            for name in known
+            if name.startswith(f"HIPPO_{service}_") and name not in {*STACK, *of_several}
         }
-        parts.append(_section(f"The {service.lower()}", own))
-    return "\n".join(parts)
+    return "\n".join([HEAD, *(_section(title, of, known) for title, of in sections.items())])
 
 
-def _section(title: str, knobs: dict[str, str]) -> str:
+def _section(title: str, abouts: dict[str, str], known: dict[str, str]) -> str:
     lines = [f"# --- {title} {'-' * (91 - len(title))}"]
-    for name, default in knobs.items():
-        about = STACK.get(name) or _setting(name)[0]
+    for name, about in abouts.items():
         lines += [f"# {line}" for line in textwrap.wrap(about, 96)]
-        lines.append(f"# {name}={default}")
+        lines.append(f"# {name}={known[name]}")
     return "\n".join(lines) + "\n"
 
 
 def _setting(name: str) -> tuple[str, str]:
     """Returns help and default of a service's setting; two "" for any other variable."""
-    _, _, rest = name.partition("HIPPO_")
-    service, _, field_name = rest.partition("_")
-    for field in dataclasses.fields(SETTINGS.get(service, ())) if service in SETTINGS else ():
-        if field.name == field_name.lower():
-            default = "" if field.default is dataclasses.MISSING else field.default
-            return str(field.metadata["help"]), _as_variable(default)
+    _, service, field_name = f"{name}__".split("_", 2)
+    for field in dataclasses.fields(SETTINGS[service]) if service in SETTINGS else ():
+        if field.name == field_name.lower().rstrip("_"):
+            default = "" if field.default is dataclasses.MISSING else as_text(field.default)
+            choices = ", ".join(field.metadata["choices"])
+            return field.metadata["help"] + (f" ({choices})" if choices else ""), default
     return "", ""
 
 
-def _as_variable(default: object) -> str:
-    if isinstance(default, bool):
-        return str(default).lower()
-    if isinstance(default, tuple):
-        return ",".join(default)
-    return "" if default is None else str(default)
+def _without_comments(path: Path) -> str:
+    return re.sub(r"^\s*#.*$", "", path.read_text(encoding="utf-8"), flags=re.MULTILINE)
 
 
 if __name__ == "__main__":

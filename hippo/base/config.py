@@ -15,20 +15,47 @@ from hippo.errors import InvalidRequestError
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
 
-_AUTO = typing.Literal["auto"]
 SettingsT = TypeVar("SettingsT", bound="DataclassInstance")
+
+_BOOLEANS = {
+    **dict.fromkeys(("1", "true", "yes", "on"), True),
+    **dict.fromkeys(("0", "false", "no", "off"), False),
+}
 
 
 class SettingsError(InvalidRequestError):
     """A setting is missing or has an unsuitable value."""
 
 
-def setting(default: Any = dataclasses.MISSING, *, help: str, choices: Sequence[str] = ()) -> Any:
-    """Declares one setting of a settings dataclass; a setting without a default is required."""
-    metadata = {"help": help, "choices": tuple(choices)}
-    if default is dataclasses.MISSING:
-        return dataclasses.field(metadata=metadata)
+def setting(
+    default: Any = dataclasses.MISSING,
+    *,
+    help: str,
+    choices: Sequence[str] = (),
+    least: float | None = None,
+    above: float | None = None,
+    most: float | None = None,
+) -> Any:
+    """Declares one setting of a settings dataclass; a setting without a default is required.
+
+    A number is one of ``least`` to ``most``, and greater than ``above``; ``check_ranges`` holds it
+    to that.
+    """
+    bounds = {"least": least, "above": above, "most": most}
+    metadata = {"help": help, "choices": tuple(choices), **bounds}
     return dataclasses.field(default=default, metadata=metadata)
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class ProcessSettings:
+    """The settings that the gateway and both services have."""
+
+    host: str = setting("127.0.0.1", help="address to listen on")
+    port_file: str | None = setting(None, help="file to write the bound port to")
+    log_level: str = setting(
+        "info", help="lowest level that is logged", choices=("debug", "info", "warning", "error")
+    )
+    log_style: str = setting("text", help="form of the log lines", choices=("text", "json"))
 
 
 def load_settings(
@@ -50,103 +77,96 @@ def load_settings(
     """
     hints = typing.get_type_hints(cls)
     parser = argparse.ArgumentParser(prog=prog, description=description)
+    variables = {spec.name: f"{env_prefix}_{spec.name}".upper() for spec in dataclasses.fields(cls)}
     for spec in dataclasses.fields(cls):
-        required = spec.default is dataclasses.MISSING
-        text = f"{spec.metadata['help']} [env {_env_name(env_prefix, spec.name)}]"
-        if required:
-            text += " (required)"
-        elif spec.default not in (None, "", ()):
-            text += f" (default: {_show(spec.default)})"
-        is_bool = _base_type(hints[spec.name]) is bool
-        optional_value: dict[str, Any] = {"nargs": "?", "const": "true"} if is_bool else {}
-        parser.add_argument(
-            _flag(spec.name),
-            dest=spec.name,
-            default=argparse.SUPPRESS,
-            metavar=spec.name.split("_")[-1].upper(),
-            help=text.replace("%", "%%"),
-            **optional_value,
-        )
-        if is_bool:
-            parser.add_argument(
-                _flag("no_" + spec.name),
-                dest=spec.name,
-                default=argparse.SUPPRESS,
-                action="store_const",
-                const="false",
-                help=argparse.SUPPRESS,
-            )
+        _add_option(parser, spec, variables[spec.name], is_bool=hints[spec.name] is bool)
     given = vars(parser.parse_args(list(argv)))
     values: dict[str, Any] = {}
     for spec in dataclasses.fields(cls):
-        source = _flag(spec.name)
-        raw = given.get(spec.name)
-        if raw is None and (raw := env.get(_env_name(env_prefix, spec.name))) is not None:
-            source = _env_name(env_prefix, spec.name)
+        source, raw = flag(spec.name), given.get(spec.name)
         if raw is None:
-            if spec.default is dataclasses.MISSING:
-                raise SettingsError(
-                    f"{_flag(spec.name)} (or {_env_name(env_prefix, spec.name)}) is required: "
-                    f"{spec.metadata['help']}"
-                )
-            continue
-        values[spec.name] = _parse(raw, hints[spec.name], source)
-        choices = spec.metadata["choices"]
-        if choices and values[spec.name] not in choices:
-            raise SettingsError(f"{source}={raw!r}: expected one of {', '.join(choices)}")
+            source, raw = variables[spec.name], env.get(variables[spec.name])
+        if raw is not None:
+            values[spec.name] = _parse(raw, hints[spec.name], source)
+            choices = spec.metadata["choices"]
+            if choices and values[spec.name] not in choices:
+                raise SettingsError(f"{source}={raw!r}: expected one of {', '.join(choices)}")
+        elif spec.default is dataclasses.MISSING:
+            raise SettingsError(
+                f"{flag(spec.name)} (or {variables[spec.name]}) is required: "
+                f"{spec.metadata['help']}"
+            )
     return cls(**values)
 
 
-def require_least(settings: object, least: int, *names: str) -> None:
-    """Raises SettingsError if a setting in ``names`` is below ``least``; None is allowed."""
-    words = f"be at least {least}" if least else "not be below 0"
-    for name in names:
-        value = getattr(settings, name)
-        if value is not None and value < least:
-            raise SettingsError(f"{_flag(name)} is {value:g}; it must {words}")
+def check_ranges(settings: DataclassInstance) -> None:
+    """Raises SettingsError for a number outside its setting's bounds; None and auto are allowed."""
+    for spec in dataclasses.fields(settings):
+        value = getattr(settings, spec.name)
+        least, above, most = (spec.metadata[name] for name in ("least", "above", "most"))
+        if value is None or isinstance(value, str) or (least is above is most is None):
+            continue
+        if least is None:
+            words = f"above {above:g}" + (f" and at most {most:g}" if most is not None else "")
+        else:
+            words = f"at least {least:g}" if most is None else f"{least:g} to {most:g}"
+        is_within = (
+            (least is None or value >= least)
+            and (above is None or value > above)
+            and (most is None or value <= most)
+        )
+        if not is_within:
+            raise SettingsError(f"{flag(spec.name)} is {value}; it must be {words}")
 
 
-def _flag(name: str) -> str:
+def flag(name: str) -> str:
+    """Returns the flag of the setting ``name``."""
     return "--" + name.replace("_", "-")
 
 
-def _env_name(prefix: str, name: str) -> str:
-    return f"{prefix}_{name}".upper()
-
-
-def _show(value: Any) -> str:
+def as_text(value: Any) -> str:
+    """Returns a setting's value as a flag or a variable takes it; None is empty."""
     if isinstance(value, tuple):
         return ",".join(map(str, value))
+    if value is None:
+        return ""
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
-def _base_type(hint: Any) -> Any:
-    if typing.get_origin(hint) in (types.UnionType, typing.Union):
-        return next(arg for arg in typing.get_args(hint) if arg is not type(None))
-    return hint
+def _add_option(
+    parser: argparse.ArgumentParser, spec: dataclasses.Field[Any], variable: str, *, is_bool: bool
+) -> None:
+    text = f"{spec.metadata['help']} [env {variable}]"
+    if spec.default is dataclasses.MISSING:
+        text += " (required)"
+    elif shown := as_text(spec.default):
+        text += f" (default: {shown})"
+    option: dict[str, Any] = {"dest": spec.name, "default": argparse.SUPPRESS}
+    metavar = spec.name.split("_")[-1].upper()
+    optional_value: dict[str, Any] = {"nargs": "?", "const": "true"} if is_bool else {}
+    parser.add_argument(
+        flag(spec.name), metavar=metavar, help=text.replace("%", "%%"), **option, **optional_value
+    )
+    if is_bool:
+        no = flag("no_" + spec.name)
+        parser.add_argument(
+            no, action="store_const", const="false", help=argparse.SUPPRESS, **option
+        )
 
 
 def _parse(raw: str, hint: Any, source: str) -> Any:
-    kind = _base_type(hint)
+    is_union = typing.get_origin(hint) in (types.UnionType, typing.Union)
+    kinds = typing.get_args(hint) if is_union else (hint,)
+    kind = kinds[0]
     if kind is str:
         return raw
-    if kind is bool:
-        lowered = raw.strip().lower()
-        if lowered in ("1", "true", "yes", "on"):
-            return True
-        if lowered in ("0", "false", "no", "off"):
-            return False
-        raise SettingsError(f"{source}={raw!r}: expected true or false")
-    if kind in (int, float):
-        has_auto = kind is not hint
-        if raw == "auto" and has_auto:
-            return "auto" if _AUTO in typing.get_args(hint) else None
-        try:
-            return kind(raw)
-        except ValueError:
-            noun = "a whole number" if kind is int else "a number"
-            noun += ", or auto" if has_auto else ""
-            raise SettingsError(f"{source}={raw!r}: expected {noun}") from None
     if typing.get_origin(kind) is tuple:
         return tuple(part.strip() for part in raw.split(",") if part.strip())
-    raise TypeError(f"settings field of unsupported type {hint!r}")
+    if is_union and raw == "auto":
+        return None if type(None) in kinds else "auto"
+    try:
+        return _BOOLEANS[raw.strip().lower()] if kind is bool else kind(raw)
+    except (KeyError, ValueError):
+        noun = {bool: "true or false", int: "a whole number", float: "a number"}[kind]
+        noun += ", or auto" if is_union else ""
+        raise SettingsError(f"{source}={raw!r}: expected {noun}") from None

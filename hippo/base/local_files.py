@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import stat
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -80,7 +80,7 @@ def _path_of(descriptor: int, opened: Path) -> Path:
         return opened
 
 
-def check_directories(names: Sequence[str], flag: str) -> None:
+def check_directories(names: Iterable[str], flag: str) -> None:
     """Raises SettingsError for a name of a setting's value that is not a directory."""
     for name in names:
         if not Path(name).is_dir():

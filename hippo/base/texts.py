@@ -67,7 +67,7 @@ class TextLimit:
         return most
 
     def _encode(self, piece: str) -> list[int]:
-        # Of the methods that encode, those for batches let other threads run meanwhile.
+        # Unlike the other methods that encode, the batch methods let other threads run meanwhile.
         (encoding,) = self._tokenizer.encode_batch_fast([piece], add_special_tokens=False)
         ids: list[int] = encoding.ids
         return ids

@@ -29,7 +29,7 @@ _tracer: Any = None
 
 
 class Span:
-    """A part of a request's time, with attributes; one without ``recorded`` does nothing.
+    """A part of a request's time, with attributes; a span without ``recorded`` does nothing.
 
     Attributes whose value is None are left out. Times are of ``time.perf_counter_ns``.
     """
@@ -64,7 +64,7 @@ class Span:
         return tuple(carrier.items())
 
     def set(self, attributes: Mapping[str, Any], *, name: str | None = None) -> None:
-        """Sets attributes, and the span's name if one is given."""
+        """Sets attributes, and the span's name if ``name`` is given."""
         if self._recorded is not None:
             self._recorded.set_attributes(_given(attributes))
             if name is not None:
@@ -77,8 +77,9 @@ class Span:
             self._recorded.add_event(name, _given(named))
 
     def fail(self, error: BaseException) -> None:
-        """Records why the work failed; an error of the request itself does not make the span one of
-        a failure. The text of an unexpected error is for the log alone, as it may quote a prompt.
+        """Records why the work failed; an error of the request itself is no failure of the span.
+
+        The text of an unexpected error is for the log alone, as it may quote a prompt.
         """
         if self._recorded is None:
             return
@@ -215,7 +216,7 @@ def start_tracing(process: str, environment: Mapping[str, str] = os.environ) -> 
         ) from None
     except ValueError as error:
         raise SettingsError(f"OTEL_PROPAGATORS: {error}") from None
-    # The host's name is that of a pod; what the environment says of the process has precedence.
+    # The host's name is the pod's name. The environment's attributes have precedence.
     own = {"service.name": f"hippo-{process}", "host.name": socket.gethostname()}
     resource = Resource.create(own).merge(OTELResourceDetector().detect())
     try:

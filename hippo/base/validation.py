@@ -5,6 +5,7 @@ from __future__ import annotations
 from hippo.errors import InvalidRequestError
 from hippo.types import SamplingParams
 
+MAX_TEMPERATURE = 2.0
 MAX_SEED = 2**64 - 1
 MAX_CHOICE_INDEX = 2**32 - 1
 MAX_LOGIT_BIASES = 1024
@@ -21,7 +22,7 @@ def validate_sampling(
 
     Raises InvalidRequestError with the field, the value and the allowed range.
     """
-    _check("temperature", params.temperature, 0.0, 2.0)
+    _check("temperature", params.temperature, 0.0, MAX_TEMPERATURE)
     _check_whole("top_k", params.top_k, 0, 2**31 - 1)
     _check("top_p", params.top_p, 0.0, 1.0, is_open=True)
     _check("min_p", params.min_p, 0.0, 1.0)

@@ -1,7 +1,7 @@
 """The parent's control of a worker process, and the functions that both processes use.
 
-A message is one line of JSON, with an optional descriptor, such as that of a file in memory that
-both processes share. All calls block.
+A message is one line of JSON, with an optional descriptor: for instance, the descriptor of a file
+in memory that both processes share. All calls block.
 """
 
 from __future__ import annotations
@@ -19,7 +19,6 @@ import sys
 import tempfile
 import threading
 import traceback
-from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import Any
 
@@ -36,28 +35,18 @@ class WorkerDiedError(Exception):
     """The process has ended or cannot continue; the message is the reason, or empty."""
 
 
-class _Worker(ABC):
-    """One process and its socket; one thread at a time may use it, and any thread may kill it."""
+class _Worker:
+    """A process and its socket; one thread at a time may use it, and any thread may kill it."""
 
-    def __init__(self) -> None:
+    def __init__(self, begin: Callable[[int], None]) -> None:
+        """``begin`` starts the process, which gets the descriptor of its end of the socket."""
         self._channel, theirs = socket.socketpair()
         with theirs:
             try:
-                self._begin(theirs.fileno())
+                begin(theirs.fileno())
             except BaseException:
                 self._channel.close()
                 raise
-
-    @abstractmethod
-    def _begin(self, theirs: int) -> None:
-        """Starts the process, which gets the descriptor of its end of the socket."""
-
-    @abstractmethod
-    def _kill(self) -> None: ...
-
-    @abstractmethod
-    def _wait(self) -> None:
-        """Waits for the end of the process, after ``_kill``."""
 
     def wait_ready(self, settings: Message | None = None) -> Message:
         """Waits for the start of the process, which may take further ``settings``; returns its
@@ -70,32 +59,13 @@ class _Worker(ABC):
         self._channel.settimeout(None)
         return reply
 
-    def ask(self, request: Message, file: int) -> tuple[Message, int]:
-        """Returns the reply to a request about the media in ``file`` (a descriptor), and the
-        reply's descriptor (-1: none).
-
-        Raises WorkerDiedError.
-        """
-        with contextlib.suppress(ConnectionError):  # _receive raises WorkerDiedError
-            send_message(self._channel, request, file)
-        return self._receive()
-
-    def hand_over(self, file: int) -> None:
-        """Gives the process a descriptor; any thread may call it. Raises WorkerDiedError."""
-        try:
-            socket.send_fds(self._channel, [_ONE_BYTE], [file])
-        except OSError:
-            raise WorkerDiedError from None
-
     def kill(self) -> None:
         """Kills the process; a running request raises WorkerDiedError."""
-        self._kill()
         with contextlib.suppress(OSError):
             self._channel.shutdown(socket.SHUT_RDWR)
 
     def clean_up(self) -> None:
         """Waits for the process to end, after ``kill`` and the last request."""
-        self._wait()
         self._channel.close()
 
     def _receive(self) -> tuple[Message, int]:
@@ -108,46 +78,56 @@ class _Worker(ABC):
 class WorkerProcess(_Worker):
     """A process of its own, which imports what it needs."""
 
+    process: subprocess.Popen[bytes]
+
     def __init__(self, module: str, settings: str = "") -> None:
         """Runs ``module`` with two arguments: the descriptor of its socket, and the settings."""
-        self._module, self._settings = module, settings
-        super().__init__()
 
-    def _begin(self, theirs: int) -> None:
-        self.process = subprocess.Popen(
-            [sys.executable, "-P", "-m", self._module, str(theirs), self._settings],
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL,
-            pass_fds=[theirs],
-            process_group=0,  # a terminal's Ctrl-C is for the parent
-            env=_environment(),
-        )
+        def begin(theirs: int) -> None:
+            self.process = subprocess.Popen(
+                [sys.executable, "-P", "-m", module, str(theirs), settings],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                pass_fds=[theirs],
+                process_group=0,  # a terminal's Ctrl-C is for the parent
+                env=_environment(),
+            )
 
-    def _kill(self) -> None:
+        super().__init__(begin)
+
+    def hand_over(self, file: int) -> None:
+        """Gives the process a descriptor; any thread may call it. Raises WorkerDiedError."""
+        try:
+            socket.send_fds(self._channel, [_ONE_BYTE], [file])
+        except OSError:
+            raise WorkerDiedError from None
+
+    def kill(self) -> None:
+        """See _Worker."""
         self.process.kill()
+        super().kill()
 
-    def _wait(self) -> None:
+    def clean_up(self) -> None:
+        """See _Worker."""
         self.process.wait()
+        super().clean_up()
 
 
 class ForkedWorker(_Worker):
     """A child of a process that has imported what it needs: it starts in milliseconds.
 
-    Its first message has its process id as ``pid``.
+    Its first message has its process id as ``pid``. A child that is killed before ends with its
+    socket.
     """
 
     def __init__(self, parent: WorkerProcess) -> None:
         """Raises WorkerDiedError if the parent has ended."""
-        self._parent = parent
+        super().__init__(parent.hand_over)
         self.pid: int | None = None  # before the first message
         self._handle: int | None = None  # for the id may become another process's
-        super().__init__()
-
-    def _begin(self, theirs: int) -> None:
-        self._parent.hand_over(theirs)
 
     def wait_ready(self, settings: Message | None = None) -> Message:
-        """See WorkerProcess."""
+        """See _Worker."""
         reply = super().wait_ready(settings)
         self.pid = reply["pid"]
         if hasattr(os, "pidfd_open"):
@@ -159,21 +139,34 @@ class ForkedWorker(_Worker):
                 pass
         return reply
 
-    def _kill(self) -> None:
-        """Before its first message, it ends with its socket."""
+    def ask(self, request: Message, file: int) -> tuple[Message, int]:
+        """Returns the reply to a request about the media in ``file`` (a descriptor), and the
+        reply's descriptor (-1: none).
+
+        Raises WorkerDiedError.
+        """
+        with contextlib.suppress(ConnectionError):  # _receive raises WorkerDiedError
+            send_message(self._channel, request, file)
+        return self._receive()
+
+    def kill(self) -> None:
+        """See _Worker."""
         with contextlib.suppress(ProcessLookupError):
             if self._handle is not None:
                 signal.pidfd_send_signal(self._handle, signal.SIGKILL)
             elif self.pid is not None:
                 os.kill(self.pid, signal.SIGKILL)
+        super().kill()
 
-    def _wait(self) -> None:
+    def clean_up(self) -> None:
+        """See _Worker."""
         if self._handle is not None:
             end = select.poll()
             end.register(self._handle, select.POLLIN)
             end.poll()
             os.close(self._handle)
             self._handle = None
+        super().clean_up()
 
 
 def _environment() -> dict[str, str]:

@@ -10,8 +10,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from hippo.cli.ask import ask, figures_line
-from hippo.cli.compare import compare, is_equal, show
+from hippo.cli.ask import ask, compare, figures_line, is_equal, show
 from hippo.cli.stack import Stack, bundled_clips
 from hippo.cli.up import add_stack_arguments, bring_up, log_printer, quiet, stack_options
 from hippo.client.requests import RequestForm, question_about

@@ -21,7 +21,7 @@ from hippo.page import recording
 STRATEGIES = ("holistic", "attention", "specvlm", "hybrid", "uv", "uniform", "random")
 MOST_FRAMES = 32
 FRAME_WIDTH = 192
-_QUALITY = 70  # of JPEG
+_JPEG_QUALITY = 70
 _ONE_TOKEN = 1
 _EARLIER_S = 2.0
 
@@ -41,7 +41,7 @@ class Recorder:
         self._server = server
         self._form = replace(form, further={**form.further, "return_events": True})
         self._question = question
-        self._salt = new_salt()  # of the pair; the target alone shares no cache with it
+        self._salt = new_salt()  # the pair's; the target alone shares no cache with it
 
     def write(
         self,
@@ -141,12 +141,12 @@ def pictures(video: str, seconds: Sequence[float]) -> list[str]:
 def _as_url(frame: Any) -> str:
     from PIL import Image
 
-    from hippo.video.orientation import Orientation
+    from hippo.video.canvas import Orientation
 
     image = Image.fromarray(Orientation.of(frame).applied(frame.to_ndarray(format="rgb24")))
     height = max(1, round(FRAME_WIDTH * image.height / image.width))
     buffer = io.BytesIO()
-    image.resize((FRAME_WIDTH, height)).save(buffer, "JPEG", quality=_QUALITY)
+    image.resize((FRAME_WIDTH, height)).save(buffer, "JPEG", quality=_JPEG_QUALITY)
     return f"data:image/jpeg;base64,{base64.b64encode(buffer.getvalue()).decode()}"
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import math
 import os
@@ -35,7 +36,7 @@ _CLOSING_S = 10.0  # more than the gateway needs after its --shutdown-grace-s
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StackOptions:
-    """How to start the services. Port 0 takes a free one; ``*_args`` are further flags."""
+    """How to start the services. Port 0 takes a free port; ``*_args`` are further flags."""
 
     target_model: str
     draft_model: str
@@ -46,10 +47,10 @@ class StackOptions:
     draft_dtype: str | None = None  # None: auto on a CPU, else as dtype
     target_quantization: str | None = None
     draft_quantization: str | None = None
-    max_context_length: int | None = None  # of both; None: as the memory allows
+    max_context_length: int | None = None  # both models'; None: as the memory allows
     target_core: int | None = None
     draft_core: int | None = None  # core of draft and gateway
-    host: str = "127.0.0.1"  # of the gateway; the services listen on the loopback interface
+    host: str = "127.0.0.1"  # the gateway's; the services listen on the loopback interface
     port: int = 8000
     target_port: int = 0
     draft_port: int = 0
@@ -155,7 +156,7 @@ class Stack:
         self.start_service("gateway")
 
     def start_service(self, name: str, *, wait: bool = True) -> None:
-        """Starts one process; one that has ended restarts on its previous port."""
+        """Starts a process; a process that has ended restarts on its previous port."""
         self._port_file(name).unlink(missing_ok=True)
         self._children[name].start(self._modules[name], self._arguments(name))
         if wait:
@@ -214,34 +215,35 @@ class Stack:
             self._frames.cleanup()
 
     def _arguments(self, name: str) -> list[str]:
-        options = self._options
-        arguments = ["--host", self._host(name), "--port", str(self._ports[name])]
-        arguments += ["--port-file", str(self._port_file(name))]
-        core = options.target_core if name == "target" else options.draft_core
-        if core is not None:
-            arguments += ["--cpu-core", str(core)]
-        paths = options.allowed_local_media_path
+        options, paths = self._options, self._options.allowed_local_media_path
+        flags: dict[str, object] = {
+            "host": self._host(name),
+            "port": self._ports[name],
+            "port-file": self._port_file(name),
+            "cpu-core": options.target_core if name == "target" else options.draft_core,
+        }
         if name == "gateway":
-            for other in ("draft", "target"):
-                arguments += [f"--{other}", self.address(other)]
-            arguments += ["--upload-dir", str(self._uploads), "--allowed-local-media-path", paths]
-            arguments += ["--page-samples", str(BUNDLED_CLIPS)]
-            return [*arguments, *options.gateway_args]
-        if self._frames is not None:
-            arguments += ["--shared-frames-dir", self._frames.name]
-        is_target = name == "target"
-        arguments += ["--model", options.target_model if is_target else options.draft_model]
-        arguments += ["--device", options.target_device if is_target else options.draft_device]
-        arguments += ["--allowed-local-media-path", f"{self._uploads},{paths}"]
-        suffix = "" if is_target else "-draft"
-        dtype = options.dtype if is_target else options.dtype_of_draft
-        arguments += ["--dtype", dtype, "--served-name", options.served_name + suffix]
-        quantization = options.target_quantization if is_target else options.draft_quantization
-        if quantization is not None:
-            arguments += ["--quantization", quantization]
-        if options.max_context_length is not None:
-            arguments += ["--max-context-length", str(options.max_context_length)]
-        return [*arguments, *(options.target_args if is_target else options.draft_args)]
+            flags |= {
+                "draft": self.address("draft"),
+                "target": self.address("target"),
+                "upload-dir": self._uploads,
+                "allowed-local-media-path": paths,
+                "page-samples": BUNDLED_CLIPS,
+            }
+        else:
+            is_target = name == "target"
+            flags |= {
+                "model": getattr(options, f"{name}_model"),
+                "device": getattr(options, f"{name}_device"),
+                "dtype": options.dtype if is_target else options.dtype_of_draft,
+                "quantization": getattr(options, f"{name}_quantization"),
+                "served-name": options.served_name + ("" if is_target else "-draft"),
+                "max-context-length": options.max_context_length,
+                "shared-frames-dir": self._frames and self._frames.name,
+                "allowed-local-media-path": f"{self._uploads},{paths}",
+            }
+        given = [(f"--{flag}", str(value)) for flag, value in flags.items() if value is not None]
+        return [*itertools.chain(*given), *getattr(options, f"{name}_args")]
 
     def _host(self, name: str) -> str:
         return self._options.host if name == "gateway" else _SERVICES_HOST

@@ -24,8 +24,6 @@ _NAME_COLUMN = 16  # where text log lines have the service's name
 _FIRST_PAUSE_S = 1.0  # before a draft that has ended is started again
 _LONGEST_PAUSE_S = 60.0
 _GPU_NODES = ("/dev/nvidia0", "/dev/nvidiactl")
-_OWN_FLAGS = ("model", "device", "quantization", "port")  # that are --ROLE-FLAG here
-_SHARED_FLAGS = ("max-context-length", "allowed-local-media-path", "served-name", "port")
 
 HELP = "start draft, target and gateway on this machine"
 DESCRIPTION = "Starts draft, target and gateway on this machine and stops them on Ctrl-C."
@@ -55,7 +53,7 @@ def add_stack_arguments(
     parser: argparse.ArgumentParser, *, port: int, has_models: bool = True
 ) -> None:
     """Adds the options about the services that `hippo up`, `hippo demo` and `hippo distill` share;
-    without ``has_models`` those of the checkpoints are the command's own."""
+    without ``has_models`` the command has options of its own for the checkpoints."""
     group = parser.add_argument_group("services")
     for role in ("target", "draft"):
         if has_models:
@@ -240,22 +238,11 @@ def bring_up(stack: Stack, console: Console) -> None:
             stack.start()
             stack.wait_ready(on_wait=show)
         except ProcessEndedError as error:
-            raise StackError(error.message + flags_here(error.name, error.message)) from None
-
-
-def flags_here(name: str, text: str) -> str:
-    """Returns a line that says how to give this command the flags of the process ``name`` that
-    ``text`` advises; "" if it names none."""
-    forms = {}
-    for flag in re.findall(r"(?<!\S)--([a-z][a-z-]*)", text):
-        if name != "gateway" and flag in _OWN_FLAGS:
-            forms[flag] = f"--{name}-{flag}"
-        elif flag == "dtype":
-            forms[flag] = "--draft-dtype" if name == "draft" else "--dtype"
-        elif flag not in _SHARED_FLAGS:
-            forms[flag] = f"--{name}-arg=--{flag}=..."
-    told = ", ".join(f"--{flag} as {form}" for flag, form in forms.items() if form != f"--{flag}")
-    return f"\n(give this command the {name}'s {told})" if told else ""
+            advice = (
+                f"give this command the {error.name}'s flags as --{error.name}-arg=--FLAG=VALUE"
+            )
+            names_a_flag = re.search(r"(?<!\S)--[a-z]", error.message)
+            raise StackError(error.message + (f"\n({advice})" if names_a_flag else "")) from None
 
 
 def log_printer(console: Console) -> Callable[[str, str], None]:

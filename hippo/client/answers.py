@@ -106,18 +106,16 @@ class AnswerReader:
         self._text: list[str] = []
         self._piece_s: list[float] = []
         self._token_ids: tuple[int, ...] = ()
-        self._finish_reason = ""
-        self._usage: Mapping[str, Any] = {}
-        self._figures: Mapping[str, Any] = {}
-        self._metrics: Mapping[str, Any] = {}
         self._events: list[Mapping[str, Any]] = []
+        self._told: dict[str, Any] = {}  # the other fields of the answer, as last told
         self._is_complete = False
         self._last_s = 0.0
 
     def feed_data(self, data: bytes, at_s: float) -> list[str]:
         """Returns the pieces of text that ``data``, received at ``at_s``, completes.
 
-        Raises HippoError for an error event, with its message, and for one without a JSON object.
+        Raises HippoError for an error event, with its message, and for an event without a JSON
+        object.
         """
         *lines, self._rest = (self._rest + data).split(b"\n")
         self._last_s = at_s
@@ -135,18 +133,15 @@ class AnswerReader:
 
     def answer(self, asked_s: float) -> Answer:
         """Returns the answer. Raises UnavailableError if the stream broke off."""
-        if not (self._is_complete or self._finish_reason):
+        if not (self._is_complete or "finish_reason" in self._told):
             raise UnavailableError("the answer broke off before its end")
         return Answer(
             text="".join(self._text),
             asked_s=asked_s,
             piece_s=tuple(self._piece_s) or (self._last_s,),
             token_ids=self._token_ids,
-            finish_reason=self._finish_reason,
-            usage=self._usage,
-            figures=self._figures,
-            metrics=self._metrics,
             events=tuple(self._events),
+            **self._told,
         )
 
     def _take_chunk(self, chunk: Mapping[str, Any], at_s: float) -> list[str]:
@@ -161,13 +156,14 @@ class AnswerReader:
                 if piece := delta.get(name):
                     self._piece_s.append(at_s)
                     pieces.append(str(piece))
-            # A hippo gateway sends all ids in the last chunk; vLLM sends those of each chunk.
+            # A hippo gateway sends all ids in the last chunk; vLLM sends each chunk's own ids.
             self._token_ids += tuple(choice.get("token_ids") or ())
             self._events += choice.get("events") or ()
-            self._finish_reason = choice.get("finish_reason") or self._finish_reason
-        self._usage = chunk.get("usage") or self._usage
-        self._figures = chunk.get("hippo") or self._figures
-        self._metrics = chunk.get("metrics") or self._metrics
+            if reason := choice.get("finish_reason"):
+                self._told["finish_reason"] = reason
+        for name, key in (("usage", "usage"), ("figures", "hippo"), ("metrics", "metrics")):
+            if told := chunk.get(key):
+                self._told[name] = told
         return pieces
 
 
@@ -201,5 +197,5 @@ def _parsed(event: bytes) -> Mapping[str, Any]:
     except ValueError:
         chunk = None
     if not isinstance(chunk, dict):
-        raise HippoError(f"an event is not that of a chat completion: {event[:200]!r}")
+        raise HippoError(f"the server sent an event that is no chat completion: {event[:200]!r}")
     return chunk

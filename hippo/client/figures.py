@@ -14,6 +14,8 @@ from hippo.client.latency import Record
 Row = dict[str, Any]
 
 _NUM_RESAMPLES = 2000
+_MEANS = ("mean_tokens_per_forward", "mean_run_length", "acceptance_rate")
+_TIMINGS = ("target_step", "draft_step", "target_wait", "draft_wait")
 
 
 def spread(values: Sequence[float]) -> dict[str, float]:
@@ -73,14 +75,9 @@ def summarise(records: Sequence[Record]) -> list[Row]:
                 ),
                 "ttft_ms": statistics.fmean(1e3 * r.answer.ttft_s for r in chosen),
                 "num_equal": sum(r.is_equal for r in chosen),
-                "mean_tokens_per_forward": mean("mean_tokens_per_forward"),
-                "mean_run_length": mean("mean_run_length"),
-                "acceptance_rate": mean("acceptance_rate"),
-                "target_step_ms": timing("target_step"),
-                "draft_step_ms": timing("draft_step"),
-                "target_wait_ms": timing("target_wait"),
-                "draft_wait_ms": timing("draft_wait"),
+                **{name: mean(name) for name in _MEANS},
                 "dropped_tokens": mean("num_dropped_tokens"),
+                **{f"{name}_ms": timing(name) for name in _TIMINGS},
                 "transport_ms_per_round": timing("transport_per_round"),
             }
         )

@@ -17,9 +17,9 @@ TakeLine = Callable[[int, bytes], None]
 class JsonLines:
     """Reads the lines of a file, and appends further ones, each in one write.
 
-    ``take`` gets each line with its number, and raises ValueError, KeyError or TypeError for one
-    that is none of its kind. A last line that ``take`` does not take is removed: a stop in the
-    middle of a write leaves one. Raises InvalidRequestError for another such line, and for a file
+    ``take`` gets each line with its number, and raises ValueError, KeyError or TypeError for a
+    line of another kind. A last line that ``take`` does not take is removed: a stop in the middle
+    of a write leaves such a line. Raises InvalidRequestError for another such line, and for a file
     that cannot be read or written; an error of ``take`` leaves the file as it is.
     """
 

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
-import http.client
+import io
 import json
+import ssl
 import time
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
-from typing import Protocol
+from pathlib import Path
+from typing import BinaryIO
 from urllib.parse import urlsplit
+
+import httpx
 
 from hippo.client.answers import Answer, AnswerReader, error_message, read_answer
 from hippo.errors import (
@@ -23,7 +28,7 @@ from hippo.errors import (
 KEY_VARIABLE = "HIPPO_API_KEY"
 """Environment variable with the API key for the commands."""
 
-_READ_BYTES = 1 << 16
+_PIECE_BYTES = 1 << 19
 _ERRORS: Mapping[int, type[HippoError]] = {
     400: InvalidRequestError,
     401: ForbiddenError,
@@ -58,7 +63,7 @@ class Server:
             is_address = False
         if not is_address or parts.username or parts.query or parts.fragment:
             raise InvalidRequestError(
-                f"{self.url!r} is no server's address; expected one such as http://127.0.0.1:8000"
+                f"{self.url!r} is no server's address; expected an address such as http://127.0.0.1:8000"
             )
 
     @property
@@ -73,11 +78,8 @@ class Server:
 
     def models(self) -> list[str]:
         """Returns the names of the served models. Raises HippoError if it cannot get them."""
-        connection = self.connect()
-        try:
-            status, data = connection.get("/models")
-        finally:
-            connection.close()
+        with closing(self.connect()) as connection:
+            status, data = connection.exchange("GET", "/models")
         where = f"{self.url.rstrip('/')} (asked for {self.path}/models)"
         if status != 200:
             error = error_from(status, data)
@@ -92,124 +94,115 @@ class Server:
             ) from None
 
 
-class Form(Protocol):
-    """A body that is made while it is sent."""
-
-    content_type: str
-
-    @property
-    def content_length(self) -> int:
-        """Bytes of all pieces."""
-        ...
-
-    def __iter__(self) -> Iterator[bytes]: ...
-
-
 class Connection:
     """A connection that stays open between requests. Threads must not share it."""
 
     def __init__(self, server: Server) -> None:
         self._server = server
+        headers = {"accept": "text/event-stream, application/json", "accept-encoding": "identity"}
+        if server.api_key is not None:
+            headers["authorization"] = f"Bearer {server.api_key}"
         parts = urlsplit(server.url)
-        secure = parts.scheme == "https"
-        kind = http.client.HTTPSConnection if secure else http.client.HTTPConnection
-        assert parts.hostname is not None
-        self._connection = kind(parts.hostname, parts.port, timeout=server.timeout_s)
+        self._client = httpx.Client(
+            base_url=parts._replace(path=server.path).geturl(),
+            headers=headers,
+            timeout=server.timeout_s,
+            limits=httpx.Limits(keepalive_expiry=None),
+            trust_env=False,
+            verify=ssl.create_default_context() if parts.scheme == "https" else False,
+        )
+        self._has_asked = False
 
-    def ask(self, body: bytes, *, on_text: Callable[[str], None] | None = None) -> Answer:
-        """Sends a request whose ``stream`` is true; returns the answer.
+    def ask(self, body: bytes, *, on_text: Callable[[str], object] | None = None) -> Answer:
+        """Sends a chat completion request and returns the answer.
 
         Data is stored with its arrival time and parsed only at the end, so that the client takes
         little time from a core that it may share with the server. ``on_text``, if given, is called
         with each piece of text on arrival. Raises the HippoError that fits the response's status,
         with the server's message.
         """
-        asked_s, response = self._request("POST", "/chat/completions", body)
         parts: list[tuple[float, bytes]] = []
         shown = AnswerReader()
-        try:
-            while data := self._read(response):
+        with self._response("POST", "/chat/completions", body=body) as (asked_s, response):
+            for data in response.iter_raw():
                 parts.append((time.perf_counter(), data))
-                if on_text is not None and response.status == 200:
+                if on_text is not None and response.status_code == 200:
                     for piece in shown.feed_data(data, 0.0):
                         on_text(piece)
-        except BaseException:
-            self.close()  # the rest of the response is unread
-            raise
-        response.close()  # read1() does not notice the end of a content of known length
         whole = b"".join(data for _, data in parts)
-        if response.status != 200:
-            raise error_from(response.status, whole)
+        if response.status_code != 200:
+            raise error_from(response.status_code, whole)
         if not any(line.startswith(b"data:") for line in whole.splitlines()):
             raise HippoError(f"the server did not stream its answer: {whole[:200]!r}")
         return read_answer(parts, asked_s=asked_s)
 
-    def get(self, path: str) -> tuple[int, bytes]:
-        """Returns status and body of a path below the API's. Raises UnavailableError."""
-        return self.send("GET", path)
-
-    def send(self, method: str, path: str, form: Form | None = None) -> tuple[int, bytes]:
-        """Returns status and body of the response to a request below the API's path. Raises
-        UnavailableError."""
-        _, response = self._request(method, path, form)
+    def exchange(self, method: str, path: str, file: Path | None = None) -> tuple[int, bytes]:
+        """Returns status and body of the response to a request below the API's path, which sends
+        ``file``, if given, as a form. Raises UnavailableError, and InvalidRequestError for a file
+        that cannot be read or changes meanwhile."""
+        num_bytes = 0
         try:
-            return response.status, response.read()
-        except (OSError, http.client.HTTPException) as error:
-            raise self._lost(error) from None
+            with io.BytesIO() if file is None else file.open("rb") as opened:
+                num_bytes = 0 if file is None else file.stat().st_size
+                sent = None if file is None else opened
+                with self._response(method, path, file=sent) as (_, response):
+                    return response.status_code, response.read()
+        except OSError as error:
+            raise InvalidRequestError(f"{file} cannot be read: {error.strerror}") from None
+        except Exception:  # h11's, if there are not as many bytes as the head has announced
+            if file is None or file.stat().st_size == num_bytes:
+                raise
+            raise InvalidRequestError(f"{file} was changed while it was sent") from None
 
     def close(self) -> None:
-        """Closes the connection; the next request opens it again."""
-        self._connection.close()
+        """Closes the connection for good."""
+        self._client.close()
+
+    @contextmanager
+    def _response(
+        self, method: str, path: str, *, body: bytes | None = None, file: BinaryIO | None = None
+    ) -> Iterator[tuple[float, httpx.Response]]:
+        """Yields the time of sending, and the response before its body is read. Raises
+        UnavailableError, also for an httpx.TransportError of the ``with`` block."""
+        response = None
+        try:
+            while response is None:
+                request = self._request(method, path, body, file)
+                asked_s = time.perf_counter()
+                try:
+                    response = self._client.send(request, stream=True)
+                except (httpx.RemoteProtocolError, httpx.ReadError, httpx.WriteError):
+                    # A server may close an idle connection just before this request.
+                    if not self._has_asked:
+                        raise
+                self._has_asked = response is not None
+            yield asked_s, response
+        except httpx.TransportError as error:
+            raise self._lost(error) from None
+        finally:
+            if response is not None:
+                response.close()
 
     def _request(
-        self, method: str, path: str, body: bytes | Form | None
-    ) -> tuple[float, http.client.HTTPResponse]:
-        """Returns the time of sending, and the response before its body is read."""
-        headers = {"accept": "text/event-stream, application/json"}
-        if isinstance(body, bytes):
-            headers["content-type"] = "application/json"
-        elif body is not None:
-            headers["content-type"] = body.content_type
-            headers["content-length"] = str(body.content_length)
-        if self._server.api_key is not None:
-            headers["authorization"] = f"Bearer {self._server.api_key}"
-        was_open = self._connection.sock is not None
-        while True:
-            asked_s = time.perf_counter()
-            try:
-                self._send(method, self._server.path + path, body, headers)
-                return asked_s, self._connection.getresponse()
-            except HippoError:  # the body cannot be made
-                self.close()
-                raise
-            except (OSError, http.client.HTTPException) as error:
-                self.close()
-                # A server may close an idle connection just before this request.
-                if not (was_open and isinstance(error, ConnectionError)):
-                    raise self._lost(error) from None
-                was_open = False
+        self, method: str, path: str, body: bytes | None, file: BinaryIO | None
+    ) -> httpx.Request:
+        if body is not None:
+            # In pieces: of one large body httpx would copy the rest at each write.
+            starts = range(0, len(body), _PIECE_BYTES)
+            pieces = (body[start : start + _PIECE_BYTES] for start in starts)
+            headers = {"content-type": "application/json", "content-length": str(len(body))}
+            return self._client.build_request(method, path, content=pieces, headers=headers)
+        files = None
+        if file is not None:
+            file.seek(0)
+            files = {"file": file}
+        return self._client.build_request(method, path, files=files)
 
-    def _read(self, response: http.client.HTTPResponse) -> bytes:
-        try:
-            return response.read1(_READ_BYTES)
-        except (OSError, http.client.HTTPException) as error:
-            raise self._lost(error) from None
-
-    def _send(
-        self, method: str, path: str, body: bytes | Form | None, headers: Mapping[str, str]
-    ) -> None:
-        try:
-            self._connection.request(method, path, body, headers)
-        except (BrokenPipeError, ConnectionResetError):
-            # A server that refuses a large body answers before it has read it, and then closes.
-            if self._connection.sock is None:
-                raise
-
-    def _lost(self, error: Exception) -> UnavailableError:
+    def _lost(self, error: httpx.TransportError) -> UnavailableError:
         url = self._server.url
-        if isinstance(error, ConnectionRefusedError):
+        if isinstance(error, httpx.ConnectError) and "refused" in str(error):
             return UnavailableError(f"nothing listens at {url}; start a pair with `hippo up`")
-        if isinstance(error, TimeoutError):
+        if isinstance(error, httpx.TimeoutException):
             return UnavailableError(f"{url} did not answer within {self._server.timeout_s:g} s")
         return UnavailableError(f"the connection to {url} failed: {error or type(error).__name__}")
 

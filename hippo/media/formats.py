@@ -33,11 +33,15 @@ CODECS = (
 IMAGES = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF", "AVIF")
 """Pillow's names of the images."""
 
-_DECODERS = ("libdav1d", "flv", "msmpeg4")  # of av1, flv1 and msmpeg4v3; others have the codec's
+_DECODERS = (
+    "libdav1d",
+    "flv",
+    "msmpeg4",
+)  # decode av1, flv1 and msmpeg4v3; other decoders have their codec's name
 
 FFMPEG_OPTIONS = {
     "format_whitelist": ",".join(CONTAINERS.values()),
-    # Of what FFmpeg looks at while it opens a file: sound, too, whose decoders it would try.
+    # What FFmpeg may look at while it opens a file; it would try decoders of sound, too.
     "codec_whitelist": ",".join((*CODECS, *_DECODERS)),
     "protocol_whitelist": "",  # a file names no other
 }

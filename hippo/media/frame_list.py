@@ -34,7 +34,7 @@ class FrameList:
 
     spans: tuple[tuple[int, int], ...]  # (offset, bytes)
     seconds: tuple[float, ...]
-    end_s: float  # of the last frame
+    end_s: float  # when the last frame ends
 
     @property
     def duration_s(self) -> float:

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 
 from hippo.errors import MediaError
 
 _MIB = 1024 * 1024
 
 MAX_ASPECT_RATIO = 200
-"""Of the longer side to the shorter, as in qwen-vl-utils; of a narrower frame no family's resizing
-leaves anything."""
+"""The longest side allowed, as a multiple of the shorter side, as in qwen-vl-utils: no family's
+resizing leaves anything of a narrower frame."""
 
 NUM_WORKERS = 3
 """Worker processes of a service: two for any item, so that nobody waits for another client's, and
@@ -22,27 +22,14 @@ class DecodeLimits:
     """Upper bounds for one item; exceeding one of them is a MediaError."""
 
     max_frames: int = 768  # after sampling
-    max_pixels: int = 7680 * 4320  # of one frame as stored
+    max_pixels: int = 7680 * 4320  # pixels of a stored frame
     max_duration_s: float = 4 * 3600.0
     max_streams: int = 32  # tracks of the file, of any kind
     max_stored_frames: int = 1_000_000  # in the file
     max_stored_fps: float = 1000.0  # mean rate in the file
-    max_bytes: int = 256 * _MIB  # of the compressed file
+    max_bytes: int = 256 * _MIB  # size of the compressed file
     timeout_s: float = 120.0  # wall time in the worker
-    max_memory_bytes: int = 2048 * _MIB  # of the worker, beyond its use at the start
-
-    def __post_init__(self) -> None:
-        """Raises ValueError for limits that no item can meet."""
-        if self.max_frames < 2:
-            raise ValueError(f"max_frames is {self.max_frames}; it must be at least 2")
-        if self.max_memory_bytes < 64 * _MIB:
-            raise ValueError(
-                f"max_memory_bytes is {self.max_memory_bytes}; it must be at least {64 * _MIB}"
-            )
-        for field in fields(self):
-            value = getattr(self, field.name)
-            if not value > 0:
-                raise ValueError(f"{field.name} is {value}; it must be greater than 0")
+    max_memory_bytes: int = 2048 * _MIB  # what the worker may take after its start
 
     def check_bytes(self, num_bytes: int, kind: str) -> None:
         """Refuses a file of the ``kind`` that is empty or too large."""

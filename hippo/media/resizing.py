@@ -27,12 +27,12 @@ class FrameLimits:
     min_frames: int = 4  # with ``fps``
     frame_multiple: int = 2  # number of frames of one grid of tokens
     side_multiple: int = 1  # both sides are multiples of it; a token is a square of this side
-    grid_text_tokens: int = 0  # most tokens of the text beside a grid of tokens
+    grid_text_tokens: int = 0  # most text tokens that accompany a grid of tokens
     fixed_size: tuple[int, int] | None = None  # (height, width) of each frame of a video
-    fixed_tokens: int = 0  # of a frame of ``fixed_size``, the text before it included
+    fixed_tokens: int = 0  # tokens of a frame of ``fixed_size``, with the text before it
     video_pixels: tuple[int, int] = (0, 0)  # least and most of a frame; most 0: the stored size
     image_pixels: tuple[int, int] = (0, 0)
-    max_video_tokens: int = 0  # of one video; 0: no limit
+    max_video_tokens: int = 0  # most tokens of a video; 0: no limit
     resample: int = 3  # Pillow's number of the filter; 3: bicubic
     as_shown: bool = False  # the operator's: see hippo.video.as_shown
 

@@ -27,7 +27,7 @@ def resolve_plan(
     """Fills in the model's defaults and limits. The fields that do not concern the kind are 0;
     ``max_pixels`` 0: the stored size.
 
-    ``num_frames`` is 0 if ``fps`` decides. ``max_visual_tokens`` are those of this video. Raises
+    ``num_frames`` is 0 if ``fps`` decides. ``max_visual_tokens`` counts this video alone. Raises
     InvalidRequestError for a field out of range, and ContextLengthError for less room than a frame
     takes.
     """

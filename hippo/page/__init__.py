@@ -21,7 +21,7 @@ _KINDS = {
     ".js": "text/javascript; charset=utf-8",
     ".svg": "image/svg+xml",
 }
-# The modules of a recording; each one only imports from those before it.
+# The modules of a recording; each module imports only from earlier modules.
 _REPLAYED = ("dom.js", "run.js", "tokens.js", "timeline.js", "frames.js", "turn.js", "replay.js")
 _IMPORT = re.compile(r"^import \{[^}]*\} from \"\./\w+\.js\";\n", re.MULTILINE)
 _DATA = "RECORDED-DATA"

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from hippo.base.config import SettingsError, require_least, setting
+from hippo.base.config import ProcessSettings, SettingsError, check_ranges, setting
 from hippo.base.local_files import check_directories
 from hippo.catalog.sizes import CACHE_BYTES, GIB, IMAGE_TOKENS, MOST_AUTO_SLOTS, USED_SHARE
 from hippo.media.limits import NUM_WORKERS, DecodeLimits
@@ -28,7 +28,7 @@ _MB = 1_000_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class EngineSettings:
+class EngineSettings(ProcessSettings):
     """The model, its device, and the limits of a request."""
 
     model: str = setting(help="checkpoint folder, or name on the Hugging Face hub")
@@ -49,15 +49,17 @@ class EngineSettings:
     )
     cpu_core: int | None = setting(None, help="pin the process to this core, with one thread")
     num_threads: int | None = setting(None, help="CPU threads of one operation; default: torch's")
-    slots: str = setting(
-        "auto",
-        help="concurrent sequences; auto: as many as fit in memory beside the weights, "
-        f"at most {MOST_AUTO_SLOTS}",
+    slots: int | None = setting(
+        None,
+        help="concurrent sequences; auto: as many as fit in memory beside the weights, at most "
+        f"{MOST_AUTO_SLOTS} (default: auto)",
+        least=1,
     )
     memory_gib: float | None = setting(
         None,
         help="limit of the service's device memory, in GiB; default: the weights and "
         f"{USED_SHARE:.0%} (CPU: 50%) of the memory that is then free",
+        above=0,
     )
     max_context_length: int | None = setting(
         None,
@@ -68,18 +70,20 @@ class EngineSettings:
         None,
         help="megabytes of device memory for vision features of earlier media; 0: off; auto: "
         f"{CACHE_BYTES // _MB}, or more if one longest prompt needs more (default: auto)",
+        least=0,
     )
     media_cache_mb: int | None = setting(
         None,
         help="megabytes of host memory for frames of earlier media; 0: off; auto: "
         f"{CACHE_BYTES // _MB}, or more if one longest prompt needs more (default: auto)",
+        least=0,
     )
     shared_frames_dir: str = setting(
         "",
         help="folder in shared memory (/dev/shm/...) by which draft and target on one machine "
         "decode a video once; empty: off",
     )
-    shared_frames_mb: int = setting(1024, help="most megabytes in --shared-frames-dir")
+    shared_frames_mb: int = setting(1024, help="most megabytes in --shared-frames-dir", least=1)
     prefix_cache: bool = setting(
         True, help="reuse keys and values of earlier prompts with the same first tokens"
     )
@@ -88,12 +92,14 @@ class EngineSettings:
         help="capture small steps as CUDA graphs; auto: on one GPU, in bfloat16 or float16",
         choices=("auto", "on", "off"),
     )
-    host: str = setting("127.0.0.1", help="address to listen on")
-    port_file: str | None = setting(None, help="file to write the bound port to")
     metrics_port: int | None = setting(None, help="port for Prometheus metrics, on --host")
-    drain_seconds: float = setting(30.0, help="seconds for running sequences after SIGTERM")
+    drain_seconds: float = setting(
+        30.0, help="seconds for running sequences after SIGTERM", least=0
+    )
     max_message_mib: int = setting(
-        256, help="most MiB of media in a gRPC message: of those that are not opened by path"
+        256,
+        help="most MiB of media in a gRPC message: of those that are not opened by path",
+        least=1,
     )
     allowed_local_media_path: tuple[str, ...] = setting(
         (),
@@ -101,7 +107,10 @@ class EngineSettings:
         "of sending their bytes; empty: none",
     )
     video_fps: float = setting(
-        0.0, help="frames sampled per second if a request does not say; 0: the model's default"
+        0.0,
+        help="frames sampled per second if a request does not say; 0: the model's default",
+        least=0,
+        most=MAX_FPS,
     )
     video_as_shown: bool = setting(
         False,
@@ -109,29 +118,34 @@ class EngineSettings:
         "anamorphic pixels square, one field of interlaced frames; else, as the model families' "
         "own pipelines do, as they are stored",
     )
-    max_frames: int = setting(768, help="most sampled frames of one video")
+    max_frames: int = setting(768, help="most sampled frames of one video", least=2)
     max_video_pixels: int = setting(
-        0, help="most pixels of a sampled frame after resizing; 0: the model's limit"
+        0, help="most pixels of a sampled frame after resizing; 0: the model's limit", least=0
     )
     max_image_pixels: int = setting(
         0,
         help="most pixels of an image after resizing; memory is planned for them; 0: the model's "
         f"limit, and at most {IMAGE_TOKENS:,} tokens",
+        least=0,
     )
-    max_frame_pixels: int = setting(7680 * 4320, help="most pixels of one frame as stored")
-    max_video_seconds: float = setting(4 * 3600.0, help="longest video, in seconds")
-    max_video_streams: int = setting(32, help="most tracks of a video file, of any kind")
-    max_stored_frames: int = setting(1_000_000, help="most frames in a video file, sampled or not")
-    max_stored_fps: float = setting(1000.0, help="highest frame rate of a video file")
-    decode_seconds: float = setting(120.0, help="most seconds of decoding one media item")
+    max_frame_pixels: int = setting(7680 * 4320, help="most pixels of one frame as stored", least=1)
+    max_video_seconds: float = setting(4 * 3600.0, help="longest video, in seconds", above=0)
+    max_video_streams: int = setting(32, help="most tracks of a video file, of any kind", least=1)
+    max_stored_frames: int = setting(
+        1_000_000, help="most frames in a video file, sampled or not", least=1
+    )
+    max_stored_fps: float = setting(1000.0, help="highest frame rate of a video file", above=0)
+    decode_seconds: float = setting(120.0, help="most seconds of decoding one media item", above=0)
     decode_mib: int = setting(
         2048,
         help="most memory for decoding one media item, and for all frames of a request, in MiB",
+        least=64,
     )
     decode_workers: int = setting(
         NUM_WORKERS,
         help="processes that decode, each an item at a time and within --decode-mib; of several, "
         "one takes only items of about a second or less, and of three no client has two others",
+        least=1,
     )
     reflection: bool = setting(
         False, help="describe the gRPC interface to whoever asks (for grpcurl)"
@@ -139,34 +153,18 @@ class EngineSettings:
     tls_cert: str = setting("", help="PEM file of the certificate; with --tls-key: serve TLS")
     tls_key: str = setting("", help="PEM file of the private key")
     tls_ca: str = setting("", help="PEM file of the CA that must have signed client certificates")
-    log_level: str = setting(
-        "info",
-        help="lowest level that is logged",
-        choices=("debug", "info", "warning", "error"),
-    )
-    log_style: str = setting("text", help="text or json lines", choices=("text", "json"))
 
     def __post_init__(self) -> None:
         """Raises SettingsError for invalid values."""
-        if self.slots != "auto" and not (self.slots.isdecimal() and int(self.slots)):
-            raise SettingsError(f"--slots is {self.slots}; it must be auto or at least 1")
-        if self.memory_gib is not None and not self.memory_gib > 0:
-            raise SettingsError(f"--memory-gib is {self.memory_gib:g}; it must be above 0")
-        require_least(self, 1, "max_message_mib", "decode_workers")
-        require_least(self, 0, "vision_cache_mb", "media_cache_mb", "drain_seconds")
-        require_least(self, 1, "shared_frames_mb")
+        check_ranges(self)
         if self.shared_frames_dir and not hasattr(os, "O_TMPFILE"):
             raise SettingsError("--shared-frames-dir needs Linux")
-        require_least(self, 0, "video_fps", "max_video_pixels", "max_image_pixels")
-        if self.video_fps > MAX_FPS:
-            raise SettingsError(f"--video-fps is {self.video_fps:g}; it must be 0 to {MAX_FPS:g}")
         if bool(self.tls_cert) != bool(self.tls_key) or (self.tls_ca and not self.tls_cert):
-            raise SettingsError("TLS needs --tls-cert and --tls-key; --tls-ca is besides them")
+            raise SettingsError(
+                "a service with TLS needs both --tls-cert and --tls-key; --tls-ca is optional and "
+                "needs both, too"
+            )
         check_directories(self.allowed_local_media_path, "--allowed-local-media-path")
-        try:
-            self.decode_limits()
-        except ValueError as error:
-            raise SettingsError(str(error)) from None
         _ = self.load_plan  # raises SettingsError
 
     @property
@@ -183,7 +181,7 @@ class EngineSettings:
         cpu_cores: tuple[int, ...] = (),
         exact_rows: int | None = None,
     ) -> LoadPlan:
-        """Returns the plan of these settings and of those that only one service has."""
+        """Returns the plan of these settings and of the settings that only one service has."""
         return LoadPlan(
             self.model,
             device=self.device,
@@ -195,12 +193,12 @@ class EngineSettings:
             dtype=self.dtype,
             auto_is_half=auto_is_half,
             quantization=None if self.quantization == "none" else self.quantization,
-            num_slots=self.num_slots,
+            num_slots=self.slots,
             max_context_length=self.max_context_length,
             served_name=self.served_name,
             vision_cache_bytes=self.vision_cache_bytes,
             media_cache_bytes=self.media_cache_bytes if self.first_device == "cpu" else 0,
-            budget_bytes=self.memory_bytes,
+            budget_bytes=None if self.memory_gib is None else int(self.memory_gib * GIB),
             cuda_graphs=self.cuda_graphs,
             exact_rows=exact_rows,
             max_pixels=max(self.max_image_pixels, self.max_video_pixels),
@@ -211,16 +209,6 @@ class EngineSettings:
     def tls(self) -> TlsFiles | None:
         """The PEM files; None without TLS."""
         return TlsFiles(self.tls_cert, self.tls_key, self.tls_ca) if self.tls_cert else None
-
-    @property
-    def num_slots(self) -> int | None:
-        """Number of slots; None: as many as fit into the memory."""
-        return None if self.slots == "auto" else int(self.slots)
-
-    @property
-    def memory_bytes(self) -> int | None:
-        """Memory budget in bytes; None without a budget."""
-        return None if self.memory_gib is None else int(self.memory_gib * GIB)
 
     @property
     def max_message_bytes(self) -> int:
@@ -274,7 +262,7 @@ class EngineSettings:
         return replace(model, as_shown=self.video_as_shown)
 
     def decode_limits(self) -> DecodeLimits:
-        """Returns the limits of decoding; raises ValueError for invalid ones."""
+        """Returns the limits of decoding."""
         return DecodeLimits(
             max_frames=self.max_frames,
             max_pixels=self.max_frame_pixels,

@@ -23,11 +23,11 @@ Table = np.ndarray[Any, np.dtype[np.float32]]
 _PQ, _HLG = 16, 18  # AVCOL_TRC_SMPTE2084, AVCOL_TRC_ARIB_STD_B67
 _DIFFUSE_WHITE = 203.0  # cd/m², ITU-R BT.2408
 _HLG_PEAK, _HLG_GAMMA = 1000.0, 1.2  # cd/m² and system gamma of the reference display, BT.2100
-_LUMINANCE = np.array([0.2627, 0.6780, 0.0593], np.float32)  # of BT.2020's red, green and blue
+_LUMINANCE = np.array([0.2627, 0.6780, 0.0593], np.float32)  # BT.2020's red, green and blue
 _BT2020_TO_BT709 = np.array(  # ITU-R BT.2087
     [[1.6605, -0.5876, -0.0728], [-0.1246, 1.1329, -0.0083], [-0.0182, -0.1006, 1.1187]], np.float32
 )
-_DISPLAY_GAMMA = 2.4  # of standard range, BT.1886
+_DISPLAY_GAMMA = 2.4  # a display of standard range, BT.1886
 
 
 def shown_size(width: int, height: int, pixel_aspect: Fraction | None) -> tuple[int, int]:
@@ -54,13 +54,13 @@ def deinterlaced(frame: av.VideoFrame) -> av.VideoFrame:
     graph.configure()
     graph.push(frame)
     graph.push(None)
-    one = graph.pull()
-    assert isinstance(one, av.VideoFrame)
-    return one
+    joined = graph.pull()
+    assert isinstance(joined, av.VideoFrame)
+    return joined
 
 
 def has_high_range(frame: av.VideoFrame) -> bool:
-    """Whether the frame's values are those of PQ or HLG."""
+    """Whether the frame's values are in PQ or HLG."""
     return frame.color_trc in (_PQ, _HLG)
 
 

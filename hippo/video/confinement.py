@@ -28,7 +28,7 @@ _MAX_DESCRIPTORS = 16
 _PR_SET_NO_NEW_PRIVS = 38
 
 # landlock.h: number of the bits of its rights on files, by the version that brought them.
-_LANDLOCK_CREATE, _LANDLOCK_RESTRICT = 444, 446  # of every architecture
+_LANDLOCK_CREATE, _LANDLOCK_RESTRICT = 444, 446  # the same on every architecture
 _LANDLOCK_VERSION = 1  # a flag: tell the version
 _FILE_BITS = {1: 13, 2: 14, 3: 15, 5: 16}
 _TCP_SINCE, _TCP = 4, 0b11  # bind, connect
@@ -42,7 +42,7 @@ _NUMBER_AT, _ARCHITECTURE_AT, _ARGUMENT_AT = 0, 4, 16  # in struct seccomp_data
 _ALLOW, _REFUSE, _KILL = 0x7FFF0000, 0x00050000, 0x80000000
 _X32 = 0x40000000  # numbers of another ABI of x86-64
 _CLONE_THREAD = 0x10000
-_OPENAT2, _IO_URING_SETUP, _CLONE3 = 437, 425, 435  # of every architecture
+_OPENAT2, _IO_URING_SETUP, _CLONE3 = 437, 425, 435  # the same on every architecture
 
 
 @dataclass(frozen=True, slots=True)

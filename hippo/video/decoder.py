@@ -24,18 +24,20 @@ from hippo.media.resizing import FrameLimits
 from hippo.media.sampling import resolve_plan
 from hippo.models.interface.base import DecodedMedia
 from hippo.types import FramePlan, Media
-from hippo.video.cost import CHEAP_S
-from hippo.video.seat import Seat, WorkerParent
-from hippo.video.shared import SharedFrames
+from hippo.video.seats import Seat, Turns, WorkerParent
+from hippo.video.shared import SharedFrames, media_of
 from hippo.video.source import content_name, opened_media
-from hippo.video.turns import Turns
 
 ResultT = TypeVar("ResultT")
 
 _log = logging.getLogger(__name__)
 
-_MOST_THREADS = 16  # of one video; FFmpeg's decoders gain little from more
+_MOST_THREADS = 16  # for a video; FFmpeg's decoders gain little from more
 _LARGE_BYTES = 4 << 20  # larger results are mapped, not copied
+CHEAP_S = 1.0
+"""Estimated seconds of a cheap item: any image up to the default --max-frame-pixels, and a clip of
+10 s in 1080p, cost 0.4 and 0.7; a film costs 10 and more."""
+
 _CHEAP_TIMEOUT_S = 10 * CHEAP_S
 """An item that takes longer is not cheap after all: some codecs take ten times as long as the
 fastest."""
@@ -45,9 +47,9 @@ class MediaDecoder:
     """Decodes media in ``num_workers`` worker processes, each one item after another; belongs to
     one event loop.
 
-    Of several workers, the last decodes only cheap items, so that these need not wait for a long
-    one. ``start`` or the first item starts the process that they are forked from, and the first
-    worker. A worker is replaced if it crashes or exceeds a limit. ``files`` may be named by path.
+    The last of several workers decodes only cheap items, which so wait for no long item. ``start``
+    or the first item starts the process that workers are forked from, and the first worker. A
+    worker is replaced if it crashes or exceeds a limit. ``files`` may be named by path.
     ``cpu_core`` pins the processes to a core. The decoder must be closed.
     """
 
@@ -204,28 +206,17 @@ async def _twice(run: Callable[[], Awaitable[ResultT]]) -> ResultT:
 
 
 def _decoded(media: Media, reply: Message, result: int) -> DecodedMedia:
-    shape = reply["shape"]
+    """Returns the frames in a shared file without keeping a descriptor open; copies small files, so
+    that they occupy no mapping."""
+    size, path = math.prod(reply["shape"]), f"/proc/self/fd/{result}"
     if hasattr(fcntl, "F_ADD_SEALS"):  # so that the worker cannot shrink the file
         fcntl.fcntl(result, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK)
     try:
-        memory = _memory(result, math.prod(shape))
+        if size >= _LARGE_BYTES and os.path.exists(path):
+            memory = torch.from_file(path, shared=True, size=size, dtype=torch.uint8)
+        else:
+            with map_whole(result, size) as mapped:
+                memory = torch.frombuffer(bytearray(mapped), dtype=torch.uint8)
     finally:
         os.close(result)
-    return DecodedMedia(
-        kind=media.kind,
-        frames=memory.view(shape),
-        frame_seconds=tuple(reply["seconds"]),
-        sampled_fps=reply["sampled_fps"],
-        is_resized=True,
-        notes=tuple(reply["notes"]),
-    )
-
-
-def _memory(result: int, size: int) -> torch.Tensor:
-    """Returns a shared file's bytes as uint8 ``[size]``, without keeping a descriptor open; copies
-    small files, so that they occupy no mapping."""
-    path = f"/proc/self/fd/{result}"
-    if size >= _LARGE_BYTES and os.path.exists(path):
-        return torch.from_file(path, shared=True, size=size, dtype=torch.uint8)
-    with map_whole(result, size) as memory:
-        return torch.frombuffer(bytearray(memory), dtype=torch.uint8)
+    return media_of(media.kind, reply, memory)

@@ -23,9 +23,8 @@ from hippo.media.resizing import fit_frames, fit_size
 from hippo.media.sampling import count_frames, sample_frames
 from hippo.media.signatures import HEAD_BYTES, fault, image_kind
 from hippo.video.as_shown import deinterlaced, has_high_range, in_standard_range, shown_size
-from hippo.video.canvas import Canvas, Frames, Pixels
+from hippo.video.canvas import Canvas, Frames, Orientation, Pixels
 from hippo.video.images import WHITE, over
-from hippo.video.orientation import Orientation
 from hippo.video.seeking import SeekError, all_frames, num_from_keys, seek_frames
 from hippo.video.timeline import PresentationTimes, refusing, timeline_of_index, timeline_of_packets
 
@@ -39,8 +38,8 @@ _INSTEAD = {
 _FRAME = "a frame of the video"
 _NO_VIDEO = av.stream.Disposition.attached_pic | av.stream.Disposition.timed_thumbnails
 _BUFFER_SIZE = 1 << 18
-_THREADED_PIXELS = 200_000_000  # of all frames; for fewer, threads are slower
-_THREAD_BYTES = 9  # of a pixel: two frames of 4:2:0 in 10 bits, and one in RGB
+_THREADED_PIXELS = 200_000_000  # all frames together; for fewer pixels, threads are slower
+_THREAD_BYTES = 9  # memory of a pixel: two frames of 4:2:0 in 10 bits, and a frame in RGB
 
 
 def read_video(file: BinaryIO, canvas: Canvas) -> Frames:
@@ -150,8 +149,8 @@ def _read(
 
 
 def _num_threads(canvas: Canvas, num_pixels: int) -> int:
-    """Returns how many of the threads work on frames of this many pixels, each with a frame that is
-    decoded and one that is drawn: together in half of the memory allowed."""
+    """Returns how many of the threads work on frames of this many pixels. Each thread has a frame
+    that is decoded and a frame that is drawn; together they take half of the memory allowed."""
     fitting = canvas.limits.max_memory_bytes // 2 // (_THREAD_BYTES * max(num_pixels, 1))
     return max(1, min(canvas.num_threads, fitting))
 
@@ -261,8 +260,8 @@ def _check_head(file: BinaryIO) -> bool:
 
 
 def _video_stream(container: av.container.InputContainer, limits: DecodeLimits) -> av.VideoStream:
-    """Returns the track that players show: of those that are no cover or thumbnails, one that is
-    enabled, as the default is, before others, then the largest, then the first."""
+    """Returns the track that players show: no cover and no thumbnails; an enabled or default track
+    before others, then the largest track, then the first."""
     limits.check_streams(len(container.streams))
     tracks = [each for each in container.streams.video if not each.disposition & _NO_VIDEO]
     stream = max(tracks, key=_rank, default=None)

@@ -14,8 +14,7 @@ from hippo.media.frame_list import read_frame_list
 from hippo.media.resizing import fit_frames, fit_image, fit_size
 from hippo.media.sampling import spaced
 from hippo.media.signatures import HEAD_BYTES, fault, is_video
-from hippo.video.canvas import Canvas, Frames, Pixels
-from hippo.video.cost import ExpensiveError
+from hippo.video.canvas import Canvas, ExpensiveError, Frames, Pixels
 
 Colour = tuple[int, int, int]
 WHITE: Colour = (255, 255, 255)
@@ -134,8 +133,7 @@ def over(background: Colour, image: Image.Image) -> Image.Image:
 
 
 def _as_rgba(image: Image.Image) -> Image.Image:
-    """Converts as Image.convert, but right also for images of 16 bits whose transparency is that of
-    one colour."""
+    """Converts as Image.convert, but right also for 16-bit images with one transparent colour."""
     key = image.info.get("transparency")
     if image.mode.startswith("I;16"):
         rgba = Image.fromarray(_in_8_bits(image)).convert("RGBA")

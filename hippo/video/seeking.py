@@ -15,7 +15,7 @@ from hippo.errors import MediaError
 from hippo.video.timeline import PresentationTimes, Segment
 
 _Packet: TypeAlias = "av.Packet[av.VideoStream]"
-_MAX_BAD_SHARE = 0.1  # of packets that cannot be decoded
+_MAX_BAD_SHARE = 0.1  # the largest share of packets that cannot be decoded
 # Codecs whose decoders have nothing that only earlier packets brought (a palette, say) when they
 # begin at a key frame.
 _STARTS_AT_KEYS = frozenset(
@@ -32,7 +32,7 @@ class SeekError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class _Run:
-    """Wanted times (ticks) from one key frame on and before the next."""
+    """Wanted times (ticks) from a key frame on, before the next key frame."""
 
     previous: int  # the key frame before the run's
     key: int
@@ -48,7 +48,7 @@ def seek_frames(
     """Yields the frame on screen at each time in ``wanted`` (ticks, ascending), and reads and
     decodes only from the key frames before them.
 
-    Raises SeekError if the frames may not be those of ``all_frames``.
+    Raises SeekError if ``all_frames`` may give other frames.
     """
     context = stream.codec_context
     knows_state = context.codec.canonical_name in _STARTS_AT_KEYS and context.pix_fmt != "pal8"
@@ -129,7 +129,7 @@ def _seek(
     run: _Run,
     timeline: PresentationTimes,
 ) -> Iterator[_Packet]:
-    """Returns the packets from the run's key frame on, or from the one before."""
+    """Returns the packets from the run's key frame on, or from the key frame before it."""
     wanted = run.wanted[0]
     earlier = run.previous - round(_EARLIER_S / timeline.base)
     for aim, least in ((wanted, run.key), (run.key, run.key), (earlier, run.previous)):

@@ -16,9 +16,10 @@ import json
 import math
 import os
 import time
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from contextlib import AbstractAsyncContextManager
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -53,9 +54,9 @@ class SharedFrames:
         """Returns the frames of ``key`` (hexadecimal), which ``decode`` makes if no process has
         made them, or if the folder is lost; raises what ``decode`` raises.
 
-        ``decode`` runs in a ``turn`` of this process, whose number it gets, and again in another
-        one after None. The key is locked only then: no process waits for another one whose decoder
-        is at work on something else.
+        ``decode`` runs in a ``turn`` of this process, whose number it gets, and after None in a
+        further turn. The key is locked only then: no process waits for a process whose decoder is
+        at work on something else.
         """
         if found := await asyncio.to_thread(self._read, key, kind):
             return found
@@ -121,17 +122,10 @@ class SharedFrames:
             )
         finally:
             os.close(file)
-        return DecodedMedia(
-            kind,
-            frames.view(facts["shape"]),
-            tuple(facts["seconds"]),
-            facts["sampled_fps"],
-            is_resized=True,
-            notes=tuple(facts["notes"]),
-        )
+        return media_of(kind, facts, frames)
 
     def _write(self, key: str, decoded: DecodedMedia) -> None:
-        """Writes a file if there is room for it; a process without one decodes itself."""
+        """Writes a file if there is room for it; a process that finds no file decodes itself."""
         facts = {
             "shape": tuple(decoded.frames.shape),
             "seconds": decoded.frame_seconds,
@@ -167,8 +161,21 @@ class SharedFrames:
         return total <= self._max_bytes
 
 
+def media_of(kind: MediaKind, facts: Mapping[str, Any], memory: torch.Tensor) -> DecodedMedia:
+    """Returns resized frames, whose pixels are ``memory`` (uint8 ``[size]``) in the shape that
+    ``facts`` tell; these are as the worker replies them."""
+    return DecodedMedia(
+        kind,
+        memory.view(facts["shape"]),
+        tuple(facts["seconds"]),
+        facts["sampled_fps"],
+        is_resized=True,
+        notes=tuple(facts["notes"]),
+    )
+
+
 def _take(lock: int) -> bool:
-    """Takes the lock unless another one has it; returns whether it is taken."""
+    """Takes the lock unless another process has it; returns whether it is taken."""
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:

@@ -51,7 +51,7 @@ def opened_path(media: Media, files: LocalFiles) -> Iterator[LocalFile]:
     """Opens the file of an item that has a path.
 
     Raises MediaPathError for a path outside the directories of ``files``, and for a file that is
-    missing, unreadable, or not the one that the sender has seen: of another size or time. The
+    missing, unreadable, or has another size or time than the sender has seen. The
     message has the file's name alone, because a path may be the gateway's, not the client's.
     """
     with contextlib.ExitStack() as stack:
@@ -65,5 +65,5 @@ def opened_path(media: Media, files: LocalFiles) -> Iterator[LocalFile]:
             if (file.num_bytes, file.modified_ns) == (media.num_bytes, media.modified_ns):
                 yield file
                 return
-            reason = "its size or time is not that which the gateway sees"
+            reason = "its size or time is not what the gateway sees"
     raise MediaPathError(f"the service cannot open {Path(media.path).name!r} by its path: {reason}")

@@ -94,8 +94,8 @@ def timeline_of_packets(
     *,
     is_cut: bool = False,
 ) -> PresentationTimes:
-    """Reads the whole file, or one that ``is_cut`` as far as it goes; raises MediaError if the file
-    is damaged or has no frames."""
+    """Reads the whole file, and a file that ``is_cut`` as far as it goes; raises MediaError if the
+    file is damaged or has no frames."""
     clock = _Clock(stream, can_jump=bool(container.format.flags & _TS_DISCONT))
     ticks, keys = list[int](), list[int]()
     num_packets = num_shown = 0
@@ -159,7 +159,7 @@ class _Clock:
         self.segments: list[Segment] = []
         self._back = round(_BACK_S / base)
         self._forward = round(_FORWARD_S / base) if can_jump else None
-        self._step = round(1 / (_rate(stream) * base))  # of a frame without a duration
+        self._step = round(1 / (_rate(stream) * base))  # what a frame without a duration takes
         self._decoded: int | None = None  # when the packet before is decoded
 
     def place(self, packet: av.Packet[av.VideoStream]) -> int | None:

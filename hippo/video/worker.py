@@ -39,9 +39,8 @@ from hippo.media.frame_list import MAGIC
 from hippo.media.limits import DecodeLimits
 from hippo.media.resizing import FrameLimits
 from hippo.types import FramePlan
-from hippo.video.canvas import Canvas, Frames, Pixels
+from hippo.video.canvas import Canvas, ExpensiveError, Frames, Pixels
 from hippo.video.confinement import confine
-from hippo.video.cost import ExpensiveError
 from hippo.video.frames import read_video
 from hippo.video.images import read_frames, read_image
 

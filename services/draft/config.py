@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from hippo.base.config import require_least, setting
+from hippo.base.config import setting
 from hippo.models.interface.plan import LoadPlan
 from hippo.service.settings import EngineSettings
 from hippo.types import MIN_VISUAL_TOKENS, PRUNING_RATIO
@@ -16,11 +16,12 @@ ENV_PREFIX = "HIPPO_DRAFT"
 class DraftSettings(EngineSettings):
     """Adds the guess length. A draft has no queue; without a free slot the target decodes alone."""
 
-    port: int = setting(50051, help="port to listen on; 0: any free one")
+    port: int = setting(50051, help="port to listen on; 0: any free one", least=0, most=65535)
     max_guessed: int = setting(
         4,
         help="most tokens that a drafting step guesses from earlier text (three times as many from "
         "a rejected draft); the draft verifies them in the same forward; 0: none",
+        least=0,
     )
 
     cache_tokens: int | None = setting(
@@ -29,11 +30,6 @@ class DraftSettings(EngineSettings):
         f"answer, and {1 - PRUNING_RATIO:.0%} of the rest, at least {MIN_VISUAL_TOKENS}, for the "
         "visual tokens that are kept of videos (default: auto)",
     )
-
-    def __post_init__(self) -> None:
-        """Raises SettingsError for a value out of range."""
-        EngineSettings.__post_init__(self)
-        require_least(self, 0, "max_guessed")
 
     @property
     def load_plan(self) -> LoadPlan:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from hippo.base.config import SettingsError, require_least, setting
+from hippo.base.config import SettingsError, setting
 from hippo.models.interface.plan import LoadPlan
 from hippo.service.settings import QUEUED_MESSAGES, EngineSettings
 from hippo.types import SpatialScore
@@ -16,15 +16,17 @@ ENV_PREFIX = "HIPPO_TARGET"
 class TargetSettings(EngineSettings):
     """Adds settings for the queue, visual token scores, determinism and tensor parallelism."""
 
-    port: int = setting(50052, help="port to listen on; 0: any free one")
+    port: int = setting(50052, help="port to listen on; 0: any free one", least=0, most=65535)
     max_queue: int = setting(
         64,
         help="sequences that may wait for a slot; fewer if their media in bytes take more than "
         f"{QUEUED_MESSAGES} messages of --max-message-mib",
+        least=0,
     )
     score_layers: int | None = setting(
         None,
         help="number of first layers whose attention scores visual tokens; default: half of all",
+        least=1,
     )
     spatial_score: str = setting(
         "contrast",
@@ -34,6 +36,8 @@ class TargetSettings(EngineSettings):
     spread: float = setting(
         0.05,
         help="share of holistic's kept tokens that is spread evenly; the HIPPO paper: 0",
+        least=0,
+        most=1,
     )
     deterministic: bool = setting(
         False,
@@ -55,10 +59,6 @@ class TargetSettings(EngineSettings):
         if any(not core.isdecimal() for core in self.cpu_cores):
             raise SettingsError(f"--cpu-cores {','.join(self.cpu_cores)}: expected numbers")
         EngineSettings.__post_init__(self)
-        require_least(self, 0, "max_queue")
-        require_least(self, 1, "score_layers")
-        if not 0.0 <= self.spread <= 1.0:
-            raise SettingsError(f"--spread is {self.spread}; it must be 0 to 1")
 
     @property
     def load_plan(self) -> LoadPlan:

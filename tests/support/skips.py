@@ -14,7 +14,6 @@ _ALLOWED = (
     "needs a CUDA device",
     "no Docker engine answers",
     "docker compose is not installed",  # but the older docker-compose is
-    "aiperf is not installed",  # its packages do not fit those of constraints.txt
     r"the base image \S+ cannot be had",
     r"no image of \w+ can be had",
     r"node is v\d\S+; the example is for 20 and later",  # Debian's

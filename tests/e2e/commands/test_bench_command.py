@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import json
-import shutil
 import signal
 import subprocess
 import sys
@@ -12,10 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from hippo.cli.stack import BUNDLED_CLIPS
-from hippo.lab.benchmark.converters import BENCHMARKS, convert
 from tests.e2e.support import Running, free_port, hippo, wait_until
 from tests.support.running.plain_server import PlainServer, serving
-from tests.unit.lab.benchmark.test_converters import RECORDS
 
 TEXT = ("--no-video", "--prompt", "Hello?")
 
@@ -239,26 +236,3 @@ def test_questions_of_a_file_are_asked_of_any_server(tmp_path: Path) -> None:
     assert "all questions" in done.stdout and "25.0%" in done.stdout
     assert plain.bodies[0]["messages"][0]["content"] == [{"type": "text", "text": "Hello."}]
     assert other.returncode == 1 and "holds answers measured with max_tokens 256" in other.stderr
-
-
-def test_questions_of_each_published_benchmark_are_asked(running: Running, tmp_path: Path) -> None:
-    (videos := tmp_path / "videos").mkdir()
-    lines: list[dict[str, Any]] = []
-    for benchmark, record in RECORDS.items():
-        names = [str(record[key]) for key in ("videoID", "video_path", "video_name", "key", "video")
-                 if key in record]  # fmt: skip
-        shutil.copy(BUNDLED_CLIPS / "tray.mp4", videos / f"{Path(names[0]).stem}.mp4")
-        (path := tmp_path / f"{benchmark}.json").write_text(json.dumps([record]))
-        converted, missing = convert(BENCHMARKS[benchmark], [path], videos)
-        assert len(converted) == 1 and missing == []
-        lines.append({**converted[0], "id": benchmark, "category": benchmark})
-    (path := tmp_path / "q.jsonl").write_text("\n".join(map(json.dumps, lines)))
-    document = found(
-        "--url", running.url, "--questions", str(path), "--videos", str(videos),
-        "--answers", str(tmp_path / "a.jsonl"), "--max-tokens", "8",
-    )["questions"]  # fmt: skip
-    assert document["failed"] == {} and {each["id"] for each in document["records"]} == {
-        *BENCHMARKS
-    }
-    assert all(row["num_unlike"] == 0 for row in document["summary"])
-    assert [row["num_equal"] for row in document["summary"][-2:]] == [6, 6]

@@ -11,11 +11,12 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 
 from hippo.cli import main
-from hippo.client.server import Server
-from hippo.client.uploads import VideoForm, sent_media
+from hippo.client.server import Connection, Server
+from hippo.client.uploads import sent_media
 from hippo.errors import InvalidRequestError
 from tests.e2e.support import Running, free_port, jpeg_frame, wait_until
 
@@ -155,9 +156,9 @@ def test_an_upload_lasts_as_long_as_its_answers(
     server = Server(running.url)
     with closing(server.connect()) as connection:
         with sent_media(server, str(running.clip)) as video_id:
-            status, card = connection.get(f"/videos/{video_id}")
+            status, card = connection.exchange("GET", f"/videos/{video_id}")
             assert (status, json.loads(card)["bytes"]) == (200, running.clip.stat().st_size)
-        assert connection.get(f"/videos/{video_id}")[0] == 404
+        assert connection.exchange("GET", f"/videos/{video_id}")[0] == 404
     for other in ("https://example.com/a.mp4", "data:video/mp4;base64," + "A" * 5000, "a" * 5000):
         with sent_media(server, other) as media:
             assert media == other
@@ -166,16 +167,20 @@ def test_an_upload_lasts_as_long_as_its_answers(
     assert main([*asked, "--max-tokens", "8"]) == 0
     assert "8 tokens in" in capsys.readouterr().out
 
-    class Changed(VideoForm):
-        @property
-        def content_length(self) -> int:
-            self._num_bytes += 1
-            return super().content_length
+    growing = Path(shutil.copy(running.clip, tmp_path / "growing.mp4"))
 
-    with closing(server.connect()) as connection:
+    class Slow(Connection):
+        def _request(self, *sent: Any) -> httpx.Request:
+            request = super()._request(*sent)
+            growing.write_bytes(growing.read_bytes() + b"x")
+            return request
+
+    with closing(Slow(server)) as connection:
         with pytest.raises(InvalidRequestError, match="was changed while it was sent"):
-            connection.send("POST", "/videos", Changed(running.clip))
-        assert connection.get("/models")[0] == 200
+            connection.exchange("POST", "/videos", growing)
+        with pytest.raises(InvalidRequestError, match="none cannot be read: No such file"):
+            connection.exchange("POST", "/videos", tmp_path / "none")
+        assert connection.exchange("GET", "/models")[0] == 200
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from hippo.cli import main
-from tests.e2e.support import Running, free_port, hippo, write_clip
+from tests.e2e.support import Running, free_port, hippo
 
 
 def test_ask_streams_an_answer_and_a_line_of_figures(running: Running, clip: Path) -> None:
@@ -68,18 +68,6 @@ def test_up_names_a_taken_port_and_a_missing_model(pair: dict[str, str], tmp_pat
     done = hippo("up", "--target-model", str(tmp_path / "none"), "--draft-model", pair["draft"])
     assert done.returncode == 1
     assert f"there is no target model at {tmp_path / 'none'}" in done.stderr
-
-
-def test_the_demo_starts_measures_and_stops(pair: dict[str, str], tmp_path: Path) -> None:
-    models = ("--target-model", pair["target"], "--draft-model", pair["draft"], "--no-pin")
-    small = ("--num-threads=1", "--slots=1", "--max-context-length=4096")
-    flags = [f"--{role}-arg={flag}" for role in ("target", "draft") for flag in small]
-    clip = write_clip(tmp_path / "clip.mp4")
-    short = ("--video", str(clip), "--repeats", "1", "--max-tokens", "12")
-    done = hippo("demo", *models, *flags, *short)
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert "clip.mp4: Describe the video." in done.stdout and "decode ×" in done.stdout
-    assert "Outputs are equal." in done.stdout
 
 
 @pytest.mark.parametrize("command", [[], ["up"], ["ask"], ["bench"], ["demo"]])

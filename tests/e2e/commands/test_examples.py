@@ -87,16 +87,6 @@ def test_python_asks(running: Running, clip: Path, expected: str, options: tuple
     assert _run(running, sys.executable, program, clip, QUESTION, *options) == expected + "\n"
 
 
-def test_python_takes_the_server_as_arguments(running: Running, clip: Path, expected: str) -> None:
-    printed = _run(
-        running,
-        sys.executable, EXAMPLES / "python" / "ask.py", clip, QUESTION,
-        "--base-url", f"{running.url}/v1", "--api-key", "unused", "--model", "hippo",
-        given={"OPENAI_BASE_URL": "http://127.0.0.1:1", "HIPPO_MODEL": "other"},
-    )  # fmt: skip
-    assert printed == expected + "\n"
-
-
 def test_python_uploads_and_talks_in_several_turns(running: Running, clip: Path) -> None:
     printed = _run(running, sys.executable, EXAMPLES / "python" / "chat.py", clip, FIRST, SECOND)
     messages = [video_message(data_url(clip), FIRST)]

@@ -1,4 +1,5 @@
-"""What the wheel holds, and ``hippo up`` from it as a user starts it, in an empty folder."""
+"""What the wheel holds, and ``hippo demo`` and ``hippo up`` from it as a user starts them, in an
+empty folder."""
 
 from __future__ import annotations
 
@@ -52,6 +53,23 @@ def test_the_wheel_holds_every_file(site: Path) -> None:
     assert not (site / "demo").exists()
 
 
+def test_the_demo_of_the_wheel_measures_its_own_pair(site: Path, tmp_path: Path) -> None:
+    for role in ("target", "draft"):
+        assert (site / "hippo/bundled/models" / role / "model.safetensors").stat().st_size > 1 << 20
+    done = subprocess.run(
+        [sys.executable, "-m", "hippo.cli", "demo", "--repeats", "1", "--max-tokens", "12"],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(site)},
+        capture_output=True,
+        text=True,
+        timeout=110,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    (clip, *_) = sorted((site / "hippo/bundled/clips").glob("*.mp4"))
+    assert f"{clip.name}: Describe the video." in done.stdout and "decode ×" in done.stdout
+    assert "Outputs are equal." in done.stdout
+
+
 @contextmanager
 def _up(site: Path, folder: Path, *arguments: str) -> Iterator[subprocess.Popen[bytes]]:
     """It runs in ``folder`` with its log there."""
@@ -99,6 +117,7 @@ def test_up_shows_the_last_lines_of_a_process_that_ends_and_leaves_nothing(
     assert process.returncode == 1
     assert "the draft process ended" in (tmp_path / "log").read_text()
     assert "its last lines:\n    error: --slots is 0" in (tmp_path / "log").read_text()
+    assert "the draft's flags as --draft-arg=--FLAG=VALUE" in (tmp_path / "log").read_text()
 
 
 def test_up_serves_also_while_its_draft_is_dead_and_leaves_nothing(

@@ -57,11 +57,6 @@ def test_no_key_of_a_file_is_given_twice(path: Path) -> None:
     assert yaml.load(path.read_text(encoding="utf-8"), StrictLoader)["services"]
 
 
-def test_a_key_that_is_given_twice_is_found() -> None:
-    with pytest.raises(yaml.constructor.ConstructorError, match="given twice: \\['b'\\]"):
-        yaml.load("a: {b: , c: , b: }", StrictLoader)
-
-
 @pytest.mark.parametrize("service", SETTINGS)
 def test_every_setting_of_a_service_is_a_knob_of_the_stack_or_fixed_by_it(service: str) -> None:
     given: set[str] = set()

@@ -239,15 +239,6 @@ def test_a_build_fails_rather_than_take_a_torch_of_another_index(containers: Con
         containers.compose("build", "--force-rm", "--build-arg", nowhere, "target")
 
 
-def test_each_model_keeps_to_its_own_core(containers: Containers) -> None:
-    cores = {
-        name: containers.python(name, "import os; print(sorted(os.sched_getaffinity(0)))")
-        for name in ("draft", "target")
-    }
-    available = sorted(os.sched_getaffinity(0))
-    assert cores == {"draft": f"[{available[0]}]", "target": f"[{available[-1]}]"}
-
-
 def test_the_token_for_gated_models_is_read_from_its_file_alone(containers: Containers) -> None:
     program = (
         "import os, huggingface_hub as hub\n"
@@ -292,17 +283,3 @@ def test_prometheus_in_the_stack_scrapes_all_three(containers: Containers) -> No
         time.sleep(1)
         result = httpx.get(url, params={"query": "up == 1"}, trust_env=False).json()
         up = {row["metric"]["job"] for row in result["data"]["result"]} & jobs
-
-
-def test_a_lost_draft_costs_no_answer_and_comes_back(containers: Containers) -> None:
-    containers.compose("kill", "draft")
-    with openai.OpenAI(base_url=f"{containers.url}/v1", api_key="none", timeout=300) as client:
-        answer = client.chat.completions.create(
-            model="hippo",
-            messages=[{"role": "user", "content": _QUESTION}],
-            max_tokens=16,
-            **GREEDY,
-        )
-    assert answer.choices[0].message.content
-    containers.compose("up", "-d", "--no-build", "draft")
-    containers.wait_for_draft()

@@ -101,6 +101,7 @@ def cluster(
                     "--draft", f"dns+pairs.example:{ports['draft']}",
                     "--lookup-period-s", "0.2",
                     "--calibration-share", "0",
+                    "--services-silence-s", "4",
                     lines=lines,
                 )
             )  # fmt: skip
@@ -149,6 +150,18 @@ def test_full_slots_queue_and_no_answer_is_lost(cluster: Cluster, running: Runni
         answers = list(pool.map(lambda number: cluster.ask(number, **salted[number]), range(8)))
     assert [answer.status_code for answer in answers] == [200] * 8
     assert all(answer.json()["choices"] == expected for answer in answers)
+
+
+def test_a_target_that_hangs_is_left_out_and_taken_back(cluster: Cluster) -> None:
+    def num_targets() -> set[int]:
+        ready = map(readiness, cluster.urls)
+        return {0 if each is None else int(each["num_targets"]["up"]) for each in ready}
+
+    cluster.second[0].send_signal(signal.SIGSTOP)
+    wait_until(lambda: num_targets() == {1})
+    assert cluster.ask(0).status_code == cluster.ask(1).status_code == 200
+    cluster.second[0].send_signal(signal.SIGCONT)
+    wait_until(lambda: num_targets() == {2})
 
 
 def test_a_pair_that_stops_loses_no_answer(cluster: Cluster, running: Running) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -11,22 +10,14 @@ from types import SimpleNamespace
 from typing import Any
 
 import av.error
-import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from hippo.errors import MediaError
-from hippo.media.limits import DecodeLimits
-from hippo.media.resizing import FrameLimits
-from hippo.media.sampling import resolve_plan
-from hippo.types import FramePlan
-from hippo.video import frames as reading
 from hippo.video import seeking
-from hippo.video.canvas import Canvas, Frames, Pixels
 from hippo.video.seeking import SeekError, all_frames, seek_frames
 from hippo.video.timeline import PresentationTimes
-from tests.fuzz.corpus import encode
 
 BASE = Fraction(1, 10)
 
@@ -117,14 +108,6 @@ def test_on_screen_is_the_last_frame_that_is_not_later(shown: list[int], wanted:
     assert [each.pts for each in seen] == expected
 
 
-def test_no_more_frames_are_decoded_than_are_wanted() -> None:
-    left = iter(map(frame, range(10)))
-    assert [each.pts for each in seeking._on_screen(left, [2, 4])] == [2, 4]
-    assert next(left).pts == 5
-    with pytest.raises(MediaError, match="no frame that can be decoded"):
-        list(seeking._on_screen(iter(()), [1]))
-
-
 RUN = seeking._Run(previous=20, key=40, wanted=[47, 52])
 EARLIER = 20 - 20  # two seconds before the key frame before
 
@@ -209,15 +192,6 @@ def test_only_behind_a_discarded_key_frame_the_first_shown_may_be_later(is_disca
         next(found)
 
 
-def test_only_frames_that_are_wanted_or_referred_to_are_decoded() -> None:
-    stream: Any = Stream()
-    errors: list[Any] = []
-    list(seeking._decode([packet(1), packet(2), packet(None)], stream, {2}, errors.append))
-    assert stream.skipped == {1: "NONREF", 2: "DEFAULT", None: "DEFAULT"}
-    list(seeking._decode([packet(1)], stream, None, errors.append))
-    assert stream.skipped[1] == "DEFAULT" and not errors
-
-
 def sought(frames: Sequence[Any], timeline: PresentationTimes, wanted: Sequence[int]) -> list[Any]:
     container: Any = Container({tick: [key(0)] for tick in (0, *wanted)})
     stream: Any = Stream()
@@ -259,62 +233,3 @@ def test_a_tenth_of_the_frames_may_be_damaged_and_always_one(
         message = f"{num_bad} of {num_stored} frames cannot be decoded"
         with pytest.raises(MediaError, match=message):
             list(all_frames(container, stream, timeline, wanted))
-
-
-def test_frames_without_times_are_counted() -> None:
-    container: Any = SimpleNamespace(demux=lambda _: [packet(None) for _ in range(6)])
-    stream: Any = Stream()
-    found = all_frames(container, stream, times([], num_ticks=6, is_stored=False), [1, 4])
-    assert [each.pts for each in found] == [1, 4]
-
-
-def _noise(number: int, width: int, height: int) -> Any:
-    return np.random.default_rng(number).integers(0, 256, (height, width, 3), dtype=np.uint8)
-
-
-def _read(data: bytes, plan: FramePlan) -> Frames:
-    limits = DecodeLimits()
-
-    def allocate(num_frames: int, height: int, width: int) -> Pixels:
-        return np.zeros((num_frames, height, width, 3), np.uint8)
-
-    canvas = Canvas(resolve_plan(plan, limits), limits, FrameLimits(), allocate)
-    return reading.read_video(io.BytesIO(data), canvas)
-
-
-FILES: dict[str, tuple[str, str, dict[str, Any]]] = {
-    "mp4 with B-frames": ("mp4", "libx264", {"options": {"g": "30", "bf": "3"}}),
-    "mp4 of key frames": ("mp4", "libx264", {"options": {"g": "1"}}),
-    "mp4 with open GOPs": (
-        "mp4",
-        "libx264",
-        {"options": {"x264-params": "open-gop=1:keyint=20:bframes=3"}},
-    ),
-    "matroska of a variable rate": (
-        "matroska",
-        "libx264",
-        {"options": {"g": "25"}, "ticks": [40 * n + 17 * (n // 9) for n in range(96)]},
-    ),
-    "mpeg-ts": ("mpegts", "libx264", {"options": {"g": "25"}}),
-    "webm": ("webm", "libvpx-vp9", {"options": {"g": "25", "cpu-used": "8"}}),
-}
-
-
-@pytest.mark.parametrize("name", FILES)
-@pytest.mark.parametrize("plan", [FramePlan(num_frames=5), FramePlan(fps=9.0)], ids=["few", "many"])
-def test_sought_frames_are_those_of_the_whole_file(
-    name: str, plan: FramePlan, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    container, codec, options = FILES[name]
-    data = encode(container, codec, num_frames=96, fps=25, height=64, paint=_noise, **options)
-
-    def refuse(*_: object) -> None:
-        raise SeekError
-
-    with monkeypatch.context() as patch:
-        patch.setattr(reading, "all_frames", pytest.fail)
-        found = _read(data, plan)
-    monkeypatch.setattr(reading, "seek_frames", refuse)
-    whole = _read(data, plan)
-    assert found.seconds == whole.seconds and len(found.pixels) > 3
-    assert np.array_equal(found.pixels, whole.pixels)

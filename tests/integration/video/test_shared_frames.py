@@ -16,8 +16,8 @@ from hippo.errors import MediaError
 from hippo.models.interface.base import DecodedMedia
 from hippo.types import FramePlan, MediaKind
 from hippo.video.decoder import MediaDecoder
+from hippo.video.seats import Turns
 from hippo.video.shared import SharedFrames
-from hippo.video.turns import Turns
 from tests.support.clips import numbers, video
 
 KEY = "00" * 32
@@ -170,10 +170,3 @@ async def test_a_folder_that_is_lost_is_not_needed(tmp_path: Path) -> None:
     shared = SharedFrames(folder, 1 << 20)
     shutil.rmtree(folder)
     assert (await decoded(shared, KEY, giving(frames(7)))).frames[0, 0, 0, 0] == 7
-
-
-async def test_an_item_without_room_leaves_the_others(tmp_path: Path) -> None:
-    shared = SharedFrames(tmp_path, 4000)
-    await decoded(shared, KEY, giving(frames(1)))
-    await decoded(shared, "11" * 32, giving(frames(2, 6000)))
-    assert (await decoded(shared, KEY, refusing)).frames[0, 0, 0, 0] == 1

@@ -91,12 +91,6 @@ async def test_a_cancelled_decode_frees_its_worker_for_the_next(decoder: MediaDe
     assert len((await decoder.decode(video(), FramePlan())).frames) == 4
 
 
-async def test_items_wait_their_turn(decoder: MediaDecoder) -> None:
-    plans = [FramePlan(max_frames=2 + 2 * (i % 3)) for i in range(6)]
-    results = await asyncio.gather(*(decoder.decode(video(32), plan) for plan in plans))
-    assert [len(media.frames) for media in results] == [plan.max_frames for plan in plans]
-
-
 async def with_first_at_work(decoder: MediaDecoder) -> tuple[int, asyncio.Task[DecodedMedia]]:
     """Stops the first worker, which then has an item; returns its process id."""
     pid = decoder.worker_pids[0] or 0
@@ -147,12 +141,6 @@ async def test_an_item_that_is_not_cheap_after_all_is_decoded_by_another_worker(
             await asyncio.sleep(0.01)
         os.kill(pid, signal.SIGCONT)
         assert [len((await one).frames) for one in (first, second)] == [4, 4]
-
-
-async def test_one_worker_decodes_everything() -> None:
-    async with MediaDecoder(num_workers=1) as decoder:
-        assert len((await decoder.decode(image("PNG"), FramePlan())).frames) == 1
-        assert len((await decoder.decode(video(), FramePlan())).frames) == 4
 
 
 async def test_large_files_and_large_results_are_carried() -> None:

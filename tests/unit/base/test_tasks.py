@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Coroutine
 
 import pytest
 
@@ -29,16 +28,6 @@ class Sleepers:
 
 async def _fail() -> None:
     raise MediaError("no video")
-
-
-async def test_results_come_in_order() -> None:
-    async def after(delay_s: float) -> float:
-        await asyncio.sleep(delay_s)
-        return delay_s
-
-    assert await gather_or_cancel(map(after, (0.02, 0.0, 0.01))) == [0.02, 0.0, 0.01]
-    nothing: list[Coroutine[None, None, int]] = []
-    assert await gather_or_cancel(nothing) == []
 
 
 async def test_the_first_error_is_raised_as_it_is_and_ends_the_others() -> None:

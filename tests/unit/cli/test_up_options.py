@@ -16,9 +16,7 @@ from rich.console import Console
 from hippo.cli import up
 from hippo.cli.processes import Child, StackError
 from hippo.cli.stack import Stack, StackOptions
-from hippo.cli.up import add_stack_arguments, flags_here, next_pause_s, stack_options
-from services.draft.config import DraftSettings
-from services.target.config import TargetSettings
+from hippo.cli.up import add_stack_arguments, next_pause_s, stack_options
 
 
 @pytest.mark.parametrize(
@@ -129,34 +127,6 @@ def test_a_draft_that_keeps_ending_is_started_ever_later() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "text", "told"),
-    [
-        (
-            "target",
-            "    2 slots do not fit: lower --slots or --max-context-length",
-            "\n(give this command the target's --slots as --target-arg=--slots=...)",
-        ),
-        (
-            "draft",
-            "use --quantization int8 or nf4, another --device, --dtype bfloat16, or lower --slots",
-            "\n(give this command the draft's --quantization as --draft-quantization, --device as "
-            "--draft-device, --dtype as --draft-dtype, --slots as --draft-arg=--slots=...)",
-        ),
-        ("target", "use --dtype bfloat16 (--slots for more)", ""),
-        (
-            "gateway",
-            "error: --port 1, --device",
-            "\n(give this command the gateway's --device as --gateway-arg=--device=...)",
-        ),
-    ],
-)
-def test_a_services_advice_is_told_in_the_commands_own_flags(
-    name: str, text: str, told: str
-) -> None:
-    assert flags_here(name, text) == told
-
-
-@pytest.mark.parametrize(
     ("given", "has_gpu", "is_told"),
     [
         ((), True, True),
@@ -176,11 +146,6 @@ def test_gpus_that_nobody_asked_for_are_told(
     said = io.StringIO()
     up.warn_of_unused_gpus(parser.parse_args(given), Console(file=said))
     assert ("--target-device cuda:0 --draft-device cuda:1" in said.getvalue()) == is_told
-
-
-def test_auto_is_half_precision_for_a_draft_alone() -> None:
-    plans = [settings(model="a").load_plan for settings in (DraftSettings, TargetSettings)]
-    assert [(plan.dtype, plan.auto_is_half) for plan in plans] == [("auto", True), ("auto", False)]
 
 
 def test_a_childs_environment_is_the_parents(

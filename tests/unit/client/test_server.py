@@ -92,7 +92,7 @@ def closing_after_each(content: bytes, *, num_answers: int) -> Iterator[Connecti
 
 def test_a_connection_that_was_closed_while_idle_is_opened_again() -> None:
     with closing_after_each(b"{}", num_answers=2) as connection:
-        assert [connection.get("/a"), connection.get("/b")] == [(200, b"{}")] * 2
+        assert [connection.exchange("GET", path) for path in ("/a", "/b")] == [(200, b"{}")] * 2
 
 
 def test_a_server_that_does_not_stream_is_told_apart() -> None:

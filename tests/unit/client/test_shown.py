@@ -11,11 +11,9 @@ import pytest
 from rich.console import Console
 from rich.table import Table
 
-from hippo.client.answers import Answer
-from hippo.client.figures import summarise, summarise_alone
+from hippo.client.figures import summarise
 from hippo.client.latency import TARGET_ONLY
-from hippo.client.tables import alone_table, latency_table, load_table, questions_table
-from hippo.errors import InvalidRequestError
+from hippo.client.tables import latency_table, load_table, questions_table
 from hippo.lab.benchmark.load import LoadRun
 from hippo.lab.benchmark.load_figures import summarise_load
 from hippo.lab.benchmark.plots import check_plot, draw_answers, draw_load, draw_speedups
@@ -69,13 +67,6 @@ def test_a_load_has_a_line_and_shows_only_what_is_known() -> None:
     assert "accept" not in text and "equal" not in text
 
 
-def test_a_plain_servers_table_has_means_and_intervals() -> None:
-    answers = [Answer(text="", asked_s=0.0, piece_s=(0.5, 1.5))] * 2
-    assert re.search(
-        r"time to first token, ms .*500\.0", shown(alone_table("x", summarise_alone("x", answers)))
-    )
-
-
 @pytest.mark.parametrize("suffix", [".svg", ".png"])
 def test_figures_are_drawn(tmp_path: Path, suffix: str) -> None:
     check_plot(tmp_path / f"a{suffix}")
@@ -90,10 +81,3 @@ def test_figures_are_drawn(tmp_path: Path, suffix: str) -> None:
     for name in "abc":
         data = (tmp_path / f"{name}{suffix}").read_bytes()
         assert b"<svg" in data[:1000] if suffix == ".svg" else data.startswith(b"\x89PNG")
-
-
-def test_a_plot_of_another_kind_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(InvalidRequestError, match=r"ends in \.svg or \.png"):
-        check_plot(tmp_path / "a.pdf")
-    with pytest.raises(InvalidRequestError, match="cannot be written"):
-        draw_speedups(ROWS, tmp_path / "none" / "a.svg", title="speedups")

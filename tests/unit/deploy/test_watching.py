@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from hippo.cli import diagnosis
+from hippo.cli import doctor
 from hippo.metrics import GATEWAY_METRICS, SERVICE_METRICS, VLLM_METRICS, Kind
 from tests.support.watching.dashboards import FOLDER, PANELS, Panel, dashboards
 
@@ -93,14 +93,14 @@ def test_every_alert_has_a_paragraph_in_the_runbook_and_a_promtool_test() -> Non
 
 def test_the_doctors_bounds_are_those_of_the_alerts() -> None:
     exprs = {rule["alert"]: rule["expr"] for rule in ALERTS}
-    assert exprs["HippoSpeedupBelowOne"].endswith(f"< {diagnosis.LEAST_SPEEDUP:g}")
-    assert exprs["HippoAcceptanceCollapsed"].endswith(f"< {diagnosis.LEAST_ACCEPTANCE:g}")
-    assert exprs["HippoRunsShort"].endswith(f"< {diagnosis.LEAST_RUN_LENGTH:g}")
-    assert exprs["HippoStaleBlocks"].endswith(f"> {diagnosis.MOST_STALE_BLOCKS:g}")
-    assert exprs["HippoRequestsFailing"].endswith(f"> {diagnosis.MOST_FAILED_REQUESTS:g}")
+    assert exprs["HippoSpeedupBelowOne"].endswith(f"< {doctor.LEAST_SPEEDUP:g}")
+    assert exprs["HippoAcceptanceCollapsed"].endswith(f"< {doctor.LEAST_ACCEPTANCE:g}")
+    assert exprs["HippoRunsShort"].endswith(f"< {doctor.LEAST_RUN_LENGTH:g}")
+    assert exprs["HippoStaleBlocks"].endswith(f"> {doctor.MOST_STALE_BLOCKS:g}")
+    assert exprs["HippoRequestsFailing"].endswith(f"> {doctor.MOST_FAILED_REQUESTS:g}")
     assert exprs["HippoAcceptedButSlow"] == (
-        f"hippo:acceptance:ratio > {diagnosis.HIGH_ACCEPTANCE:g} and "
-        f"hippo:speedup:ratio < {diagnosis.SPEEDUP_OF_HIGH_ACCEPTANCE:g}"
+        f"hippo:acceptance:ratio > {doctor.HIGH_ACCEPTANCE:g} and "
+        f"hippo:speedup:ratio < {doctor.SPEEDUP_OF_HIGH_ACCEPTANCE:g}"
     )
 
 
@@ -125,6 +125,6 @@ def test_prometheus_accepts_its_configuration_and_the_alerts_do_what_they_should
 def test_the_panel_of_run_lengths_turns_red_where_the_alert_fires() -> None:
     panels = dashboards()["speculation.json"]["panels"]
     (panel,) = (each for each in panels if "run_length" in json.dumps(each.get("targets", "")))
-    bound = diagnosis.LEAST_RUN_LENGTH
+    bound = doctor.LEAST_RUN_LENGTH
     assert panel["fieldConfig"]["defaults"]["thresholds"]["steps"][1]["value"] == bound
     assert f"Below {bound:g} " in panel["description"]

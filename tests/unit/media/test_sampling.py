@@ -132,33 +132,6 @@ def test_a_plan_out_of_range_is_refused_with_the_field_and_the_range(
     assert legal in caught.value.message
 
 
-def test_count_frames_follows_duration_and_rate() -> None:
-    assert count_frames(100, 4.0, DEFAULT) == 8
-    assert count_frames(100, 4.6, DEFAULT) == 8
-    assert count_frames(100, 0.5, DEFAULT) == 4
-    assert count_frames(3, 10.0, DEFAULT) == 2
-    assert count_frames(10_000, 1000.0, replace(DEFAULT, max_frames=101)) == 100
-
-
-@pytest.mark.parametrize(
-    "limits",
-    [
-        {"max_frames": 1},
-        {"max_pixels": 0},
-        {"max_duration_s": 0.0},
-        {"max_bytes": -1},
-        {"timeout_s": 0.0},
-        {"max_streams": 0},
-        {"max_stored_frames": 0},
-        {"max_stored_fps": 0.0},
-        {"max_memory_bytes": 1000},
-    ],
-)
-def test_limits_under_which_nothing_decodes_are_refused(limits: dict[str, Any]) -> None:
-    with pytest.raises(ValueError, match=next(iter(limits))):
-        DecodeLimits(**limits)
-
-
 def test_the_worker_imports_neither_torch_nor_the_models() -> None:
     code = (
         "import sys, hippo.video.worker\n"

@@ -23,11 +23,6 @@ ROOT = Path(__file__).resolve().parents[3]
 PROJECT: dict[str, Any] = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 EXTRAS: dict[str, list[str]] = PROJECT["optional-dependencies"]
 OWN = {"hippo", "services", "gateway", "bench", "demo", "tests"}
-NEEDS_ENGINE = ("quantized", "distill")
-TEXTS = (
-    "*.md", "docs/*.md", "Makefile", ".ci/run", ".github/workflows/*.yml", "deploy/docker/*",
-    "hippo/**/*.py", "gateway/**/*.py", "services/**/*.py", "bench/**/*.py",
-)  # fmt: skip
 # Imported by another package, not by name here.
 UNNAMED = {"opentelemetry-exporter-otlp-proto-http"}
 
@@ -125,16 +120,6 @@ def test_the_generated_stubs_take_the_lowest_grpcio_and_protobuf() -> None:
         assert str(wanted[name].specifier) == f">={grpc}", name
 
 
-def test_each_extra_stands_alone() -> None:
-    engine = set(declared("engine"))
-    for extra in NEEDS_ENGINE:
-        assert engine < set(declared(extra)), extra
-    everything = set(declared("all"))
-    assert everything < set(declared("dev"))
-    for extra in EXTRAS.keys() - {"dev"}:
-        assert set(declared(extra)) <= everything, extra
-
-
 def test_the_pins_are_within_the_bounds_and_pin_all_that_is_declared() -> None:
     pins: dict[str, str] = {}
     for line in (ROOT / "constraints.txt").read_text().splitlines():
@@ -174,29 +159,6 @@ def test_the_lower_bounds_can_be_installed_together(tmp_path: Path) -> None:
         if Version(lowest[name]) != Version(bound)
     }
     assert higher == {}
-
-
-def test_each_extra_that_a_text_names_exists() -> None:
-    named = {
-        extra
-        for pattern in TEXTS
-        for path in ROOT.glob(pattern)
-        for names in re.findall(r"(?:hippo-serve|['\s]\.)\[([\w,-]+)\]", path.read_text())
-        for extra in names.split(",")
-    }
-    assert {"engine", "dev", "quantized"} <= named
-    assert named <= EXTRAS.keys()
-
-
-def test_an_image_installs_the_extras_of_an_extra() -> None:
-    program = ROOT / "deploy/docker/requirements.py"
-    printed = subprocess.run(
-        [sys.executable, program, ROOT / "pyproject.toml", "quantized", "traces"],
-        capture_output=True, text=True, check=True,
-    ).stdout.splitlines()  # fmt: skip
-    wanted = declared() | declared("quantized", "traces")
-    assert len(printed) == len(set(printed))
-    assert {canonicalize_name(Requirement(line).name) for line in printed} == wanted.keys()
 
 
 @pytest.mark.parametrize(

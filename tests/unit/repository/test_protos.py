@@ -1,16 +1,64 @@
-"""The committed stubs are those of the committed protos, and the protos are documented."""
+"""Services of this tree and of the last release understand each other; the committed stubs are
+those of the committed protos, and the protos are documented."""
 
 from __future__ import annotations
 
 import re
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from google.protobuf.descriptor_pb2 import FieldDescriptorProto, FileDescriptorProto
+
+from hippo.types import PROTOCOL_VERSION
+from tests.support.running.protocol import facts, released, spoken
 
 ROOT = Path(__file__).resolve().parents[3]
 PROTOS = sorted((ROOT / "protos/hippo/v1").glob("*.proto"))
+
+
+def _changed(before: dict[str, str], after: dict[str, str]) -> list[str]:
+    return [f"{name}: {was}" for name, was in before.items() if after.get(name) != was]
+
+
+def test_the_protocol_is_compatible_with_the_last_release() -> None:
+    last = released()
+    assert last["protocol_version"] <= PROTOCOL_VERSION
+    if last["protocol_version"] == PROTOCOL_VERSION:
+        found = _changed(last["facts"], facts(spoken()))
+        assert found == [], "additions only, or a new PROTOCOL_VERSION"
+
+
+def _commit(file: FileDescriptorProto, name: str) -> FieldDescriptorProto:
+    (message,) = (each for each in file.message_type if each.name == "Commit")
+    return next(field for field in message.field if field.name == name)
+
+
+def _drop_value(file: FileDescriptorProto) -> None:
+    del file.enum_type[0].value[-1]
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (lambda file: setattr(_commit(file, "epoch"), "name", "run"), "Commit = 1"),
+        (lambda file: setattr(_commit(file, "epoch"), "number", 9), "Commit = 1"),
+        (lambda file: setattr(_commit(file, "epoch"), "type", 4), "Commit = 1"),
+        (lambda file: setattr(_commit(file, "token_ids"), "label", 1), "Commit = 3"),
+        (_drop_value, "MediaKind = 2"),
+    ],
+)
+def test_a_breaking_change_is_found(
+    change: Callable[[FileDescriptorProto], None], said: str
+) -> None:
+    files = spoken()
+    change(files[0])
+
+    (problem,) = _changed(facts(spoken()), facts(files))
+
+    assert problem.startswith(said)
 
 
 def test_the_committed_stubs_are_fresh(tmp_path: Path) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from hippo.video.turns import Turns
+from hippo.video.seats import Turns
 
 
 class Queue:

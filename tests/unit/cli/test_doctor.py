@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from hippo.cli.diagnosis import Finding, Readings, Severity, diagnose, parse_scrape
+from hippo.cli.doctor import Finding, Readings, Severity, diagnose, parse_scrape
 
 HEALTHY = {
     'hippo_service_up{service="target"}': 1,
