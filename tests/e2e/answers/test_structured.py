@@ -168,7 +168,11 @@ def test_limits_and_stops_end_an_answer_before_its_form_is_complete(
     ("fields", "param", "words"),
     [
         ({"response_format": {"type": "yaml"}}, "response_format.type", "json_schema"),
-        ({"response_format": {"type": "json_schema"}}, "response_format", "json_schema is given"),
+        (
+            {"response_format": {"type": "json_schema"}},
+            "response_format",
+            "needs the field json_schema",
+        ),
         (
             {"response_format": {"type": "json_schema", "json_schema": {"name": "x"}}},
             "response_format.json_schema.schema",
@@ -196,7 +200,11 @@ def test_limits_and_stops_end_an_answer_before_its_form_is_complete(
             "guided_choice",
             "response_format both constrain",
         ),
-        ({"guided_choice": ["a"], "ignore_eos": True}, "ignore_eos", "is not with guided_choice"),
+        (
+            {"guided_choice": ["a"], "ignore_eos": True},
+            "ignore_eos",
+            "cannot be given together with guided_choice",
+        ),
         (
             {"structured_outputs": {"grammar": "x"}},
             "structured_outputs.grammar",
