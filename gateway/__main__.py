@@ -30,18 +30,14 @@ def main(argv: Sequence[str], env: Mapping[str, str]) -> int:
             prog="python -m gateway",
             description="Serves a draft/target pair over an OpenAI-style REST interface.",
         )
-    except SettingsError as error:
-        sys.stderr.write(f"error: {error.message}\n")
-        return 2
-    setup_logging("gateway", level=settings.log_level, style=settings.log_style)
-    logging.getLogger("httpx").setLevel(logging.WARNING)  # httpx logs every URL
-    try:
+        setup_logging("gateway", level=settings.log_level, style=settings.log_style)
+        logging.getLogger("httpx").setLevel(logging.WARNING)  # httpx logs every URL
         if settings.cpu_core is not None:
             # Before gRPC starts its threads, which inherit the pinning.
             pin_to_core(settings.cpu_core)
         start_tracing("gateway")
         uvloop.run(serve(settings))
-    except SettingsError as error:  # a file or variable named in the settings is unusable
+    except SettingsError as error:  # also for a file or variable named in the settings
         sys.stderr.write(f"error: {error.message}\n")
         return 2
     except HippoError as error:

@@ -5,22 +5,22 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from functools import cache
 from typing import Any
 
 from fastapi import FastAPI
 from starlette.middleware.cors import CORSMiddleware
 
-from gateway.api.openapi import describe_api
-from gateway.api.routes import chat, docs, models, page, status, tokenize, videos
+from gateway.api.openapi import ERRORS, describe_api
+from gateway.api.routes import chat, models, page, status, tokenize, videos
 from gateway.api.state import GatewayState
 from gateway.common.budget import ByteBudget
 from gateway.common.config import GatewaySettings
 from gateway.common.errors import install_error_handlers
 from gateway.common.keys import Limits, load_keyring
 from gateway.common.metrics import GatewayMetrics
-from gateway.door.middleware import HeadMiddleware, KeyMiddleware, RequestMiddleware
+from gateway.door.middleware import KeyMiddleware, RequestMiddleware
 from gateway.door.sites import SiteMiddleware
 from gateway.media.reader import MediaReader
 from gateway.media.uploads import Uploads
@@ -54,32 +54,30 @@ def create_app(settings: GatewaySettings, patience_is_over: asyncio.Event) -> Fa
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
-        backends = Backends(settings)
-        uploads = Uploads(settings)
-        media = MediaReader(settings, uploads)
-        text_threads = ThreadPoolExecutor(_NUM_TEXT_THREADS, thread_name_prefix="texts")
-        trials = GrammarTrials()
-        app.state.gateway = GatewayState(
-            settings=settings,
-            backends=backends,
-            media=media,
-            uploads=uploads,
-            trials=trials,
-            metrics=metrics,
-            patience_is_over=patience_is_over,
-            text_threads=text_threads,
-        )
-        await backends.start()
-        expiring = asyncio.create_task(uploads.run())
-        try:
+        async with AsyncExitStack() as stack:  # closes all, the last first, also after an error
+            text_threads = ThreadPoolExecutor(_NUM_TEXT_THREADS, thread_name_prefix="texts")
+            stack.callback(text_threads.shutdown, cancel_futures=True)
+            uploads = Uploads(settings)
+            stack.callback(uploads.close)
+            media = MediaReader(settings, uploads)
+            stack.push_async_callback(media.close)
+            backends = Backends(settings)
+            stack.push_async_callback(backends.close)
+            trials = GrammarTrials()
+            stack.push_async_callback(asyncio.to_thread, trials.close)
+            app.state.gateway = GatewayState(
+                settings=settings,
+                backends=backends,
+                media=media,
+                uploads=uploads,
+                trials=trials,
+                metrics=metrics,
+                patience_is_over=patience_is_over,
+                text_threads=text_threads,
+            )
+            await backends.start()
+            stack.push_async_callback(cancel_all, [asyncio.create_task(uploads.run())])
             yield
-        finally:
-            await cancel_all([expiring])
-            uploads.close()
-            await asyncio.to_thread(trials.close)
-            await backends.close()
-            await media.close()
-            text_threads.shutdown(cancel_futures=True)
 
     app = FastAPI(
         title="hippo",
@@ -89,6 +87,7 @@ def create_app(settings: GatewaySettings, patience_is_over: asyncio.Event) -> Fa
         redirect_slashes=False,  # a redirect would repeat the request's Host
         docs_url=None,  # FastAPI's pages load scripts of another site
         redoc_url=None,
+        responses=ERRORS,
     )
 
     @cache
@@ -98,16 +97,9 @@ def create_app(settings: GatewaySettings, patience_is_over: asyncio.Event) -> Fa
     app.openapi = openapi  # type: ignore[method-assign]
     app.state.is_open = keyring.is_open
     install_error_handlers(app)
-    app.include_router(chat.router)
-    app.include_router(models.router)
-    app.include_router(videos.router)
-    app.include_router(tokenize.router)
-    app.include_router(status.router)
-    app.include_router(docs.router)
-    if settings.page:
-        app.include_router(page.router)
+    for route in (chat, models, videos, tokenize, status, *([page] if settings.page else [])):
+        app.include_router(route.router)
     # The last middleware added is the outermost: CORS preflight requests come without a key.
-    app.add_middleware(HeadMiddleware)
     app.add_middleware(KeyMiddleware, keyring=keyring)
     if settings.cors_origins:
         app.add_middleware(

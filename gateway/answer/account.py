@@ -1,17 +1,23 @@
-"""Adds a completion to the metrics when it has ended; this takes about 50 us per completion."""
+"""Adds a completion to the metrics when it has ended, which takes about 50 us, and describes the
+answer in its span: OpenTelemetry's ``gen_ai`` attributes, and hippo's own."""
 
 from __future__ import annotations
 
 import time
+from typing import Any
 
+from gateway.answer.choices import Choices
 from gateway.answer.report import AnswerRecord
 from gateway.common.baseline import Baseline
 from gateway.common.metrics import GatewayMetrics, ModelMetrics
+from gateway.pairs.targets import Target
 from hippo.base.tracing import current_span
 from hippo.metrics import gateway as own
 from hippo.metrics import vllm
 from hippo.metrics.gateway import Waste
 from hippo.types import OpenRequest
+
+_MAX_INT = 2**63 - 1  # the largest attribute of a span
 
 
 def count_completion(
@@ -20,21 +26,22 @@ def count_completion(
     *,
     metrics: GatewayMetrics,
     model: ModelMetrics,
-    target: str,
-    baseline: Baseline,
+    target: Target,
 ) -> None:
-    """Adds one completion to the metrics, and its target-only steps to the baseline.
-
-    ``target`` is the address of the target service.
-    """
+    """Adds one completion to the metrics, and what it tells of its ``target`` to the target's
+    baseline, calibration and mean time of an answer."""
+    baseline = target.baseline
     _count_as_vllm_does(record, model)
     metrics[own.COMPLETIONS].labels(record.policy, record.outcome or "cancelled").inc()
     metrics[own.CALIBRATIONS].inc(record.is_calibration)
     # Before the baseline learns from this answer, so that metrics and answer have one speedup.
     _count_speedup(record, metrics, baseline)
     baseline.learn_steps(record.alone_steps, time.monotonic_ns())
-    num_steps = sum(sums.num_steps for sums in record.alone_steps.values())
-    metrics[own.BASELINE_STEPS].labels(target).inc(num_steps)
+    metrics[own.BASELINE_STEPS].labels(target.address).inc(len(record.alone_steps))
+    if record.finish_reason is not None:
+        target.note_answer(record.served_s)
+    if record.policy != "off" and record.num_completion_tokens > 1:
+        target.calibration.note_context_length(record.mean_context_length)
     _count_times(record, metrics)
     _count_draft(record, metrics)
     if record.selection is not None and record.draft_prefill is not None:
@@ -156,3 +163,57 @@ def wasted_tokens(record: AnswerRecord) -> dict[Waste, int]:
     wasted[Waste.SETTLED_FIRST] = max(num_rest, 0) - num_held
     wasted[Waste.UNVERIFIED] = num_unverified + num_held
     return wasted
+
+
+def describe_answer(head: dict[str, Any], request: OpenRequest, choices: Choices) -> None:
+    """Describes an answer, finished or not, in the request's span; ``head`` has its id and model.
+
+    Counts and rates are over all choices of the request.
+    """
+    span = current_span()
+    if not span.is_recording:
+        return
+    records, sampling = choices.records, request.sampling
+    stats = [record.stats for record in records]
+    num_forwards = sum(each.num_forwards for each in stats)
+    num_draft_tokens = sum(each.num_draft_tokens for each in stats)
+    num_accepted = sum(each.num_accepted_tokens for each in stats)
+    num_reused = sum(each.num_accepted_reused for each in stats)
+    first = min((each.first_verdict_ns for each in records if each.first_verdict_ns), default=None)
+    outcomes = [record.outcome or "cancelled" for record in records]
+    usage = choices.usage
+    span.set(
+        {
+            "gen_ai.operation.name": "chat",
+            "gen_ai.provider.name": "hippo",
+            "gen_ai.request.model": head["model"],
+            "gen_ai.response.model": head["model"],
+            "gen_ai.response.id": head["id"],
+            "gen_ai.request.choice.count": len(records),
+            "gen_ai.request.max_tokens": request.max_tokens,
+            "gen_ai.request.temperature": sampling.temperature,
+            "gen_ai.request.top_p": sampling.top_p,
+            "gen_ai.request.top_k": sampling.top_k or None,
+            "gen_ai.request.presence_penalty": sampling.presence_penalty or None,
+            "gen_ai.request.frequency_penalty": sampling.frequency_penalty or None,
+            "gen_ai.request.seed": sampling.seed if sampling.seed <= _MAX_INT else None,
+            "gen_ai.response.finish_reasons": outcomes,
+            "gen_ai.usage.input_tokens": usage["prompt_tokens"],
+            "gen_ai.usage.output_tokens": usage["completion_tokens"],
+            "gen_ai.usage.cache_read.input_tokens": usage["prompt_tokens_details"]["cached_tokens"],
+            "hippo.policy": records[0].policy,
+            "hippo.is_calibration": records[0].is_calibration,
+            "hippo.num_visual_tokens": choices.num_visual_tokens,
+            "hippo.time_to_first_token_ms": (
+                None if first is None else (first - records[0].received_ns) / 1e6
+            ),
+            "hippo.num_forwards": num_forwards,
+            "hippo.num_draft_tokens": num_draft_tokens,
+            "hippo.num_accepted_tokens": num_accepted,
+            "hippo.acceptance_rate": num_accepted / num_draft_tokens if num_draft_tokens else None,
+            "hippo.mean_tokens_per_forward": (
+                1 + (num_accepted + num_reused) / num_forwards if num_forwards else None
+            ),
+            "hippo.num_draft_losses": sum(each.num_draft_losses for each in stats),
+        }
+    )

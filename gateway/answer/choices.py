@@ -10,11 +10,11 @@ from typing import Any
 from prometheus_client import Gauge
 
 from gateway.answer.completion import Completion
+from gateway.answer.figures import MediaUsage, PromptTokensDetails, UsageResponse, shown_media
 from gateway.answer.report import AnswerRecord
 from gateway.answer.text import Piece
 from hippo.base.tracing import current_span
 from hippo.errors import HippoError
-from hippo.types import MediaUse
 
 
 class Choices:
@@ -65,15 +65,14 @@ class Choices:
         num_cached_tokens = min(record.num_cached_tokens for record in self.records)
         prompts = [record.target_prompt for record in self.records]
         media = next((prompt.media for prompt in prompts if prompt is not None), ())
-        return {
-            "prompt_tokens": num_prompt_tokens,
-            "completion_tokens": num_completion_tokens,
-            "total_tokens": num_prompt_tokens + num_completion_tokens,
-            "prompt_tokens_details": {
-                "cached_tokens": num_cached_tokens,
-                "media": [_media_json(item) for item in media],
-            },
-        }
+        shown = [MediaUsage(**shown_media(item), num_frames=item.num_frames) for item in media]
+        usage = UsageResponse(
+            prompt_tokens=num_prompt_tokens,
+            completion_tokens=num_completion_tokens,
+            total_tokens=num_prompt_tokens + num_completion_tokens,
+            prompt_tokens_details=PromptTokensDetails(cached_tokens=num_cached_tokens, media=shown),
+        )
+        return usage.model_dump()
 
     @property
     def num_visual_tokens(self) -> int:
@@ -142,14 +141,3 @@ class Choices:
         if gauge is not None:
             gauge.inc()
             self._gauges[index] = gauge
-
-
-def _media_json(item: MediaUse) -> dict[str, Any]:
-    return {
-        "type": item.kind.value,
-        "num_frames": item.num_frames,
-        "width": item.width,
-        "height": item.height,
-        "num_tokens": item.num_tokens,
-        "notes": list(item.notes),
-    }

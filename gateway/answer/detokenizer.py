@@ -46,11 +46,6 @@ class StopStrings:
         self._num_passed = 0  # a match must end after this many characters of _held
         self.matched: str | None = None
 
-    @property
-    def is_active(self) -> bool:
-        """Whether there are stop strings."""
-        return bool(self._stops)
-
     def add_piece(self, piece: str, *, can_match: bool = True) -> str:
         """Appends a piece and returns the text that is certainly not part of a stop string.
 
@@ -79,7 +74,8 @@ class StopStrings:
         return text[: len(text) - num_held]
 
     def flush_text(self) -> str:
-        """Returns the text that was held back as a possible beginning of a stop string."""
+        """Returns the text that was held back as a possible beginning of a stop string; nothing
+        after a match."""
         held, self._held = self._held, ""
         return held
 

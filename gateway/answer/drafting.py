@@ -7,12 +7,18 @@ import dataclasses
 import logging
 import time
 
-from gateway.answer.debt import Debt, loss_of
 from gateway.answer.streams import StreamPair
-from gateway.pairs.targets import Draft, Pair
+from gateway.pairs.targets import Draft
 from hippo.base.tasks import cancel_all
 from hippo.base.tracing import current_span
-from hippo.errors import HippoError, MediaPathError, OverloadedError, UnavailableError
+from hippo.errors import (
+    ContextLengthError,
+    HippoError,
+    IncompatiblePairError,
+    MediaPathError,
+    OverloadedError,
+    UnavailableError,
+)
 from hippo.metrics.gateway import DraftLoss
 from hippo.types import Block, PromptInfo, Timing
 
@@ -22,6 +28,13 @@ _MAX_DRAFT_ATTEMPTS = 8
 _MAX_STALLS = 2  # per answer, because each stall delays the answer by the limit
 _DRAFT_PAUSE_S = 0.25
 _LONGEST_DRAFT_PAUSE_S = 2.0
+_LOSSES: dict[type[HippoError], DraftLoss] = {
+    OverloadedError: DraftLoss.OVERLOADED,
+    UnavailableError: DraftLoss.UNAVAILABLE,
+    ContextLengthError: DraftLoss.NO_ROOM,
+    IncompatiblePairError: DraftLoss.INCOMPATIBLE,
+}
+"""Why an answer lost its draft, by the error that ended the draft's stream."""
 
 
 class Drafting:
@@ -36,7 +49,8 @@ class Drafting:
         self._streams = streams
         self._coordinator = streams.coordinator
         self._record = streams.record
-        self._debt = Debt(stall_s)
+        self._stall_ns = int(stall_s * 1e9)
+        self._owes_since_ns: int | None = None  # the draft owes a block and is silent
         self._num_stalls = 0
         self._draft: Draft | None = None  # the service of the stream, current or last
         self._task: asyncio.Task[None] | None = None
@@ -57,16 +71,6 @@ class Drafting:
             # request's media in memory until the garbage collector runs.
             self._task = None
 
-    async def turn_to(self, pair: Pair) -> None:
-        """Goes on with a draft on the host of the pair's target, if there is one."""
-        if self._task is None or self._streams.draft_stream is None:
-            return
-        nearer = pair.nearer_draft(self._draft)
-        if nearer is not None:
-            self._streams.draft_stream = None
-            await cancel_all([self._task])
-            self.start(nearer)
-
     async def drop(self, problem: str, cause: DraftLoss) -> None:
         """Goes on without a draft; called by the task that reads the target."""
         if self._task is not None:
@@ -75,8 +79,8 @@ class Drafting:
 
     async def check_debt(self, now_ns: int) -> None:
         """After a verdict: gives up a draft that has stalled."""
-        self._debt.note_owed_block(self._coordinator.owes_block, now_ns)
-        if not self._debt.is_overdue(now_ns):
+        self._note_debt(now_ns, is_heard=False)
+        if self._owes_since_ns is None or now_ns - self._owes_since_ns <= self._stall_ns:
             return
         stalled = self._task
         await self.drop("the draft stalled", DraftLoss.STALLED)
@@ -98,7 +102,8 @@ class Drafting:
             try:
                 await self._draft_with(draft, joins=joins)
             except HippoError as error:
-                await self._lose(error.message, loss_of(error))
+                causes = (loss for kind, loss in _LOSSES.items() if isinstance(error, kind))
+                await self._lose(error.message, next(causes, DraftLoss.ERROR))
                 if isinstance(error, UnavailableError):
                     draft.report_failure()
                 elif isinstance(error, OverloadedError):
@@ -155,11 +160,18 @@ class Drafting:
             self._record.add_draft_prefill(message, now_ns)
             actions = self._coordinator.on_draft_ready()
         await self._streams.carry_out(actions)
-        self._debt.note_owed_block(self._coordinator.owes_block, now_ns, is_heard=True)
+        self._note_debt(now_ns, is_heard=True)
+
+    def _note_debt(self, now_ns: int, *, is_heard: bool) -> None:
+        """Updates since when the draft owes a block; ``is_heard``: it has just sent a message."""
+        if not self._coordinator.owes_block:
+            self._owes_since_ns = None
+        elif is_heard or self._owes_since_ns is None:
+            self._owes_since_ns = now_ns
 
     async def _lose(self, problem: str, cause: DraftLoss) -> None:
         self._streams.draft_stream = None
-        self._debt.clear()
+        self._owes_since_ns = None
         self._record.add_draft_loss(problem, time.monotonic_ns())
         if self._coordinator.has_draft:
             self._record.draft_losses.append(cause)

@@ -1,8 +1,5 @@
-"""The events of a stream with ``return_events``: what each service did, as it happens.
-
-gateway/api/event_schemas.py describes each event. Times are in milliseconds; ``at`` is the time of
-arrival at the gateway, counted from the arrival of the request.
-"""
+"""The events of a stream with ``return_events``: what each service did, as it happens;
+gateway/answer/event_schemas.py declares each event."""
 
 from __future__ import annotations
 
@@ -11,6 +8,19 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from gateway.answer.detokenizer import Detokenizer
+from gateway.answer.event_schemas import (
+    BlockEvent,
+    DraftLossEvent,
+    EventToken,
+    PrefillEvent,
+    PromptEvent,
+    SeenMedia,
+    SelectionEvent,
+    Service,
+    StreamEvent,
+    VerdictEvent,
+)
+from gateway.answer.figures import ms, shown_media
 from gateway.pairs.token_bytes import TokenBytes
 from hippo.types import (
     Block,
@@ -23,14 +33,11 @@ from hippo.types import (
     Verdict,
 )
 
-Service = Literal["target", "draft"]
-
 
 @dataclass(frozen=True, slots=True)
 class _Proposal:
-    """A draft token: its id, the number of its block, its place there, whether it was a guess."""
+    """A draft token: the number of its block, its place there, whether it was a guess."""
 
-    token_id: int
     block: int
     place: int
     is_guess: bool
@@ -47,9 +54,8 @@ class EventLog:
         self._num_blocks = 0
         self._num_verdicts = 0
         self._epoch = 0
-        self._proposed: dict[int, _Proposal] = {}  # by completion index
-        # Tokens of branches, by completion index and id.
-        self._branched: dict[tuple[int, int], _Proposal] = {}
+        # The latest proposal of a token, by completion index and id.
+        self._proposed: dict[tuple[int, int], _Proposal] = {}
 
     def take_events(self) -> tuple[dict[str, Any], ...]:
         """Returns the events since the last call."""
@@ -59,36 +65,39 @@ class EventLog:
 
     def add_prompt(self, service: Service, info: PromptInfo, now_ns: int) -> None:
         """Records that a service has read the prompt."""
-        self._add(
-            "prompt",
-            now_ns,
+        event = PromptEvent(
+            type="prompt",
+            at=self._at(now_ns),
             service=service,
             queue=ms(info.queue_ns),
             preprocess=ms(info.preprocess_ns),
             num_prompt_tokens=info.num_prompt_tokens,
             num_visual_tokens=info.num_visual_tokens,
-            media=[_media_json(item) for item in info.media],
+            media=[_seen(item) for item in info.media],
         )
+        self._add(event)
 
     def add_selection(self, selection: Selection, pruning: Pruning, now_ns: int) -> None:
         """Records the target's choice of visual tokens for the draft."""
-        self._add(
-            "selection",
-            now_ns,
+        event = SelectionEvent(
+            type="selection",
+            at=self._at(now_ns),
             strategy=pruning.strategy.value,
             ratio=pruning.ratio,
             score=ms(selection.score_ns),
             num_visual_tokens=selection.num_visual_tokens,
             kept=list(selection.kept_indices),
         )
+        self._add(event)
 
     def add_draft_prefill(self, timing: Timing, now_ns: int) -> None:
         """Records the end of the draft's prefill."""
-        self._add("draft_prefill", now_ns, **_prefill_times(timing))
+        times = {**_device_times(timing), "vision": ms(timing.vision_ns)}
+        self._add(PrefillEvent(type="draft_prefill", at=self._at(now_ns), **times))
 
     def add_draft_loss(self, problem: str, now_ns: int) -> None:
         """Records that the answer goes on without the draft."""
-        self._add("draft_loss", now_ns, problem=problem)
+        self._add(DraftLossEvent(type="draft_loss", at=self._at(now_ns), problem=problem))
 
     def add_block(self, block: Block, now_ns: int) -> None:
         """Records a block of draft tokens."""
@@ -96,18 +105,18 @@ class EventLog:
         is_stale = block.epoch < self._epoch
         if not is_stale:
             for place, token_id in enumerate(block.token_ids):
-                self._proposed[block.start_index + place] = _Proposal(
-                    token_id, self._num_blocks, place, place in guessed
+                self._proposed[block.start_index + place, token_id] = _Proposal(
+                    self._num_blocks, place, place in guessed
                 )
         place = len(block.token_ids)
         for branch in block.branches:
             for index, token_id in enumerate(branch.token_ids[1:], branch.index + 1):
-                proposal = _Proposal(token_id, self._num_blocks, place, False)
-                self._branched[index, token_id] = proposal
+                proposal = _Proposal(self._num_blocks, place, is_guess=False)
+                self._proposed.setdefault((index, token_id), proposal)
                 place += 1
-        self._add(
-            "block",
-            now_ns,
+        event = BlockEvent(
+            type="block",
+            at=self._at(now_ns),
             block=self._num_blocks,
             index=block.start_index,
             token_ids=list(block.token_ids),
@@ -118,16 +127,20 @@ class EventLog:
             wait=ms(block.wait_ns),
         )
         self._num_blocks += 1
+        self._add(event)
 
     def add_verdict(self, verdict: Verdict, now_ns: int, *, num_tokens: int) -> None:
         """Records a forward of the target, after which the answer has ``num_tokens`` tokens; the
         tokens behind them were settled after a stop string, and are left out."""
-        timing, is_prefill = verdict.timing, verdict.start_index == 0
+        timing = verdict.timing
+        times = _device_times(timing)
+        if verdict.start_index == 0:
+            times["vision"] = ms(timing.vision_ns)
         count = max(num_tokens - verdict.start_index, 0)
         self._epoch = max(self._epoch, verdict.epoch)
-        self._add(
-            "verdict",
-            now_ns,
+        event = VerdictEvent(
+            type="verdict",
+            at=self._at(now_ns),
             forward_number=self._num_verdicts,
             mode=_mode(verdict),
             between=ms(timing.queue_ns),
@@ -143,49 +156,43 @@ class EventLog:
                 self._token(verdict, place, is_last=place + 1 == count)
                 for place in range(min(count, len(verdict.token_ids)))
             ],
-            **_prefill_times(timing, has_vision=is_prefill),
+            **times,
         )
         self._num_verdicts += 1
+        self._add(event)
 
-    def _token(self, verdict: Verdict, place: int, *, is_last: bool) -> dict[str, Any]:
+    def _token(self, verdict: Verdict, place: int, *, is_last: bool) -> EventToken:
         index, token_id = verdict.start_index + place, verdict.token_ids[place]
         is_end = verdict.finish_reason is FinishReason.STOP and place + 1 == len(verdict.token_ids)
         text = "" if is_end else self._detokenizer.add_tokens((token_id,))
         if is_last and verdict.finish_reason is not None:
             text += self._detokenizer.flush_text()
-        token = {"id": token_id, "text": text, "index": index, "source": "target"}
-        proposal = self._proposed.pop(index, None)
+        token = EventToken(id=token_id, text=text, index=index, source="target")
         if place >= verdict.num_accepted_tokens + verdict.num_accepted_reused:
             return token
-        token["source"] = "draft"
-        if proposal is None or proposal.token_id != token_id:
-            proposal = self._branched.get((index, token_id))
-        if proposal is not None:
-            token["source"] = "guess" if proposal.is_guess else "draft"
-            token |= {"block": proposal.block, "place": proposal.place}
+        token.source = "draft"
+        if (proposal := self._proposed.get((index, token_id))) is not None:
+            token.source = "guess" if proposal.is_guess else "draft"
+            token.block, token.place = proposal.block, proposal.place
         return token
 
-    def _add(self, kind: str, now_ns: int, **fields: Any) -> None:
-        self._events.append({"type": kind, "at": ms(now_ns - self._received_ns), **fields})
+    def _at(self, now_ns: int) -> float:
+        return ms(now_ns - self._received_ns)
+
+    def _add(self, event: StreamEvent) -> None:
+        self._events.append(event.model_dump(exclude_unset=True))
         self._on_event()
 
 
-def ms(duration_ns: float) -> float:
-    """Returns a duration in milliseconds, to the microsecond."""
-    return round(duration_ns / 1e6, 3)
-
-
-def _prefill_times(timing: Timing, *, has_vision: bool = True) -> dict[str, Any]:
-    """Returns the device times of a prefill, or without the tower's those of any forward."""
-    times = {
+def _device_times(timing: Timing) -> dict[str, Any]:
+    return {
         "forward": ms(timing.forward_ns),
         "wait": ms(timing.wait_ns),
         "context": timing.context_length,
     }
-    return {**times, "vision": ms(timing.vision_ns)} if has_vision else times
 
 
-def _mode(verdict: Verdict) -> str:
+def _mode(verdict: Verdict) -> Literal["prefill", "optimistic", "conservative", "target_only"]:
     if verdict.start_index == 0:
         return "prefill"
     if verdict.num_draft_tokens + verdict.num_reused_tokens == 0:
@@ -193,13 +200,6 @@ def _mode(verdict: Verdict) -> str:
     return "conservative" if verdict.is_conservative else "optimistic"
 
 
-def _media_json(item: MediaUse) -> dict[str, Any]:
-    return {
-        "type": item.kind.value,
-        "num_tokens": item.num_tokens,
-        "width": item.width,
-        "height": item.height,
-        "grid": list(item.visual_grid),
-        "frame_seconds": [round(second, 3) for second in item.frame_seconds],
-        "notes": list(item.notes),
-    }
+def _seen(item: MediaUse) -> SeenMedia:
+    seconds = [round(second, 3) for second in item.frame_seconds]
+    return SeenMedia(**shown_media(item), grid=list(item.visual_grid), frame_seconds=seconds)

@@ -7,8 +7,18 @@ import time
 from dataclasses import dataclass, field
 from typing import Any
 
-from gateway.answer.events import EventLog, Service
-from gateway.common.baseline import Baseline, OneRowTimes, StepsByContext, context_range
+from gateway.answer.event_schemas import Service
+from gateway.answer.events import EventLog
+from gateway.answer.figures import (
+    AnswerMetrics,
+    CachedTokens,
+    Figures,
+    PruningFigures,
+    SpeculativeDecoding,
+    Timings,
+    ms,
+)
+from gateway.common.baseline import Baseline
 from gateway.common.errors import without_addresses
 from hippo.metrics.gateway import DraftLoss
 from hippo.speculation.stats import SpeculationStats
@@ -44,26 +54,26 @@ class Timeline:
         return {
             "verdicts": [
                 {
-                    "at": _ms(now_ns - start_ns),
+                    "at": ms(now_ns - start_ns),
                     "tokens": len(verdict.token_ids),
                     "rows": verdict.timing.num_rows,
                     "context": verdict.timing.context_length,
-                    "forward": _ms(verdict.timing.forward_ns),
-                    "wait": _ms(verdict.timing.wait_ns),
-                    "between": _ms(verdict.timing.queue_ns),
+                    "forward": ms(verdict.timing.forward_ns),
+                    "wait": ms(verdict.timing.wait_ns),
+                    "between": ms(verdict.timing.queue_ns),
                     "is_rejection": verdict.is_rejection,
                 }
                 for now_ns, verdict in self.verdicts
             ],
             "blocks": [
                 {
-                    "at": _ms(now_ns - start_ns),
+                    "at": ms(now_ns - start_ns),
                     "epoch": block.epoch,
                     "start": block.start_index,
                     "tokens": len(block.token_ids),
                     "token_ids": list(block.token_ids),
-                    "step": _ms(block.step_ns),
-                    "wait": _ms(block.wait_ns),
+                    "step": ms(block.step_ns),
+                    "wait": ms(block.wait_ns),
                 }
                 for now_ns, block in self.blocks
             ],
@@ -95,7 +105,8 @@ class AnswerRecord:
     has_failed: bool = False
     is_calibration: bool = False
     intervals_ns: list[int] = field(default_factory=list)  # from one verdict to the next
-    alone_steps: StepsByContext = field(default_factory=dict)  # sums of target-only steps
+    # Duration in nanoseconds and context length of each target-only step.
+    alone_steps: list[tuple[int, int]] = field(default_factory=list)
     was_alone: bool = False  # ``is_alone`` of the previous verdict
     timeline: Timeline | None = None
     events: EventLog | None = None
@@ -141,9 +152,7 @@ class AnswerRecord:
                 and self.was_alone
                 and not (verdict.num_draft_tokens or verdict.num_reused_tokens)
             ):
-                context_length = verdict.timing.context_length
-                sums = self.alone_steps.setdefault(context_range(context_length), OneRowTimes())
-                sums.add_step(duration_ns, context_length)
+                self.alone_steps.append((duration_ns, verdict.timing.context_length))
         self.was_alone = is_alone
         self.last_verdict_ns = now_ns
         if self.timeline is not None:
@@ -215,116 +224,90 @@ class AnswerRecord:
 
 
 def figures(record: AnswerRecord, request: OpenRequest, baseline: Baseline) -> dict[str, Any]:
-    """Returns the ``hippo`` object of an answer; docs/api.md explains each name."""
+    """Returns the ``hippo`` object of an answer."""
     stats, selection = record.stats, record.selection
     draft_prefill = record.draft_prefill
     baseline_ns = record.baseline_ns(baseline)
-    facts: dict[str, Any] = {
-        "policy": record.policy,
-        "is_calibration": record.is_calibration,
-        "estimated_speedup": (
-            None if baseline_ns is None else round(baseline_ns / record.decode_ns, 3)
+    made = Figures(
+        policy=record.policy,
+        is_calibration=record.is_calibration,
+        estimated_speedup=round(baseline_ns / record.decode_ns, 3) if baseline_ns else None,
+        seed=request.sampling.seed,
+        draft_used=stats.num_draft_tokens + stats.num_reused_tokens > 0,
+        draft_problem=record.draft_problem and without_addresses(record.draft_problem),
+        num_draft_streams=record.num_draft_streams,
+        pruning=PruningFigures(
+            strategy=request.pruning.strategy.value,
+            ratio=request.pruning.ratio,
+            num_visual_tokens=selection.num_visual_tokens if selection else None,
+            num_kept_tokens=len(selection.kept_indices) if selection else None,
         ),
-        "seed": request.sampling.seed,
-        "draft_used": stats.num_draft_tokens + stats.num_reused_tokens > 0,
-        "draft_problem": record.draft_problem and without_addresses(record.draft_problem),
-        "num_draft_streams": record.num_draft_streams,
-        "num_draft_losses": stats.num_draft_losses,
-        "pruning": {
-            "strategy": request.pruning.strategy.value,
-            "ratio": request.pruning.ratio,
-            "num_visual_tokens": selection.num_visual_tokens if selection is not None else None,
-            "num_kept_tokens": len(selection.kept_indices) if selection is not None else None,
-        },
-        "num_cached_tokens": {
-            "target": record.num_cached_tokens,
-            "draft": draft_prefill.context_length if draft_prefill is not None else None,
-        },
-        "num_forwards": stats.num_forwards,
-        "num_drafted_tokens": stats.num_drafted_tokens,
-        "num_draft_tokens": stats.num_draft_tokens,
-        "num_accepted_tokens": stats.num_accepted_tokens,
-        "num_dropped_tokens": stats.num_dropped_tokens,
-        "num_reused_tokens": stats.num_reused_tokens,
-        "num_accepted_reused": stats.num_accepted_reused,
-        "num_rejections": stats.num_rejections,
-        "num_branches_taken": stats.num_branches_taken,
-        "num_blocks": stats.num_blocks,
-        "num_stale_blocks": stats.num_stale_blocks,
-        "num_mode_switches": stats.num_mode_switches,
-        "acceptance_rate": round(stats.acceptance_rate, 4),
-        "acceptance_per_position": [round(rate, 4) for rate in stats.acceptance_per_position],
-        "mean_tokens_per_forward": round(stats.mean_tokens_per_forward, 4),
-        "mean_run_length": round(stats.mean_run_length, 4),
-        "timings_ms": _timings(record),
-    }
+        num_cached_tokens=CachedTokens(
+            target=record.num_cached_tokens,
+            draft=draft_prefill.context_length if draft_prefill else None,
+        ),
+        timings_ms=_timings(record),
+        **{name: getattr(stats, name) for name in Figures.model_fields if hasattr(stats, name)},
+    )
     if record.timeline is not None:
-        facts["timeline_ms"] = record.timeline.as_dict(record.first_verdict_ns)
-    return facts
+        made.timeline_ms = record.timeline.as_dict(record.first_verdict_ns)
+    return made.model_dump(exclude_unset=True)
 
 
 def client_metrics(record: AnswerRecord) -> dict[str, Any]:
-    """Returns the ``metrics`` object, with the names of vLLM; docs/api.md explains each name."""
+    """Returns the ``metrics`` object, with the names of vLLM."""
     stats = record.stats
     num_later = record.num_completion_tokens - 1
     decode_s = record.decode_ns / 1e9
     is_decoded = num_later > 0 and decode_s > 0
     num_steps = stats.num_drafts
     at_least = [num_steps, *stats.accepted_per_position, 0]  # steps that accepted k or more
-    return {
-        "time_to_first_token_ms": _ms(record.first_verdict_ns - record.received_ns),
-        "generation_time_ms": _ms(record.decode_ns),
-        "queue_time_ms": _ms(record.target_prompt.queue_ns if record.target_prompt else None),
-        "mean_itl_ms": _ms(record.decode_ns / num_later) if is_decoded else None,
-        "tokens_per_second": round(num_later / decode_s, 2) if is_decoded else None,
-        "speculative_decoding": None
-        if not num_steps
-        else {
-            "mean_acceptance_length": 1 + stats.num_accepted_tokens / num_steps,
-            "draft_acceptance_rate": stats.acceptance_rate,
-            "acceptance_histogram": [more - fewer for more, fewer in itertools.pairwise(at_least)],
-            "num_spec_steps": num_steps,
-            "num_accepted_draft_tokens": stats.num_accepted_tokens,
-            "num_draft_tokens": stats.num_draft_tokens,
-            "num_spec_tokens": len(stats.verified_per_position),
-        },
-    }
+    speculative = SpeculativeDecoding(
+        mean_acceptance_length=1 + stats.num_accepted_tokens / max(num_steps, 1),
+        draft_acceptance_rate=stats.acceptance_rate,
+        acceptance_histogram=[more - fewer for more, fewer in itertools.pairwise(at_least)],
+        num_spec_steps=num_steps,
+        num_accepted_draft_tokens=stats.num_accepted_tokens,
+        num_draft_tokens=stats.num_draft_tokens,
+        num_spec_tokens=len(stats.verified_per_position),
+    )
+    return AnswerMetrics(
+        time_to_first_token_ms=ms(record.first_verdict_ns - record.received_ns),
+        generation_time_ms=ms(record.decode_ns),
+        queue_time_ms=ms(record.target_prompt.queue_ns) if record.target_prompt else None,
+        mean_itl_ms=ms(record.decode_ns / num_later) if is_decoded else None,
+        tokens_per_second=round(num_later / decode_s, 2) if is_decoded else None,
+        speculative_decoding=speculative if num_steps else None,
+    ).model_dump()
 
 
-def _timings(record: AnswerRecord) -> dict[str, float | None]:
+def _timings(record: AnswerRecord) -> Timings:
     stats = record.stats
-    target, draft = record.target_prompt, record.draft_prompt
+    target, draft, selection = record.target_prompt, record.draft_prompt, record.selection
     target_prefill, draft_prefill = record.target_prefill, record.draft_prefill
-    return {
-        "media": _ms(record.opened_ns - record.received_ns),
-        "queue": _ms(target.queue_ns if target is not None else None),
-        "target_preprocess": _ms(target.preprocess_ns if target is not None else None),
-        "draft_preprocess": _ms(draft.preprocess_ns if draft is not None else None),
-        "selection": _ms(record.selection.score_ns if record.selection is not None else None),
-        "target_prefill": _ms(target_prefill.forward_ns if target_prefill is not None else None),
-        "draft_prefill": _ms(draft_prefill.forward_ns if draft_prefill is not None else None),
-        "time_to_first_token": _ms(record.first_verdict_ns - record.received_ns),
-        # Negative if the draft's first block came before the target's first token.
-        "first_block_after_first_token": _ms(
-            record.first_block_ns - record.first_verdict_ns if record.first_block_ns else None
+    num_forwards, num_alone = stats.num_forwards, stats.num_one_row_forwards
+    first_block_ns = record.first_block_ns
+    return Timings(
+        media=ms(record.opened_ns - record.received_ns),
+        queue=ms(target.queue_ns) if target else None,
+        target_preprocess=ms(target.preprocess_ns) if target else None,
+        draft_preprocess=ms(draft.preprocess_ns) if draft else None,
+        selection=ms(selection.score_ns) if selection else None,
+        target_prefill=ms(target_prefill.forward_ns) if target_prefill else None,
+        draft_prefill=ms(draft_prefill.forward_ns) if draft_prefill else None,
+        time_to_first_token=ms(record.first_verdict_ns - record.received_ns),
+        first_block_after_first_token=(
+            ms(first_block_ns - record.first_verdict_ns) if first_block_ns else None
         ),
-        "decode": _ms(record.decode_ns),
-        "total": _ms(record.last_verdict_ns - record.received_ns),
-        "target_forward": _ms(stats.forward_ns),
-        "target_step": _ms(
-            stats.one_row_ns / stats.num_one_row_forwards if stats.num_one_row_forwards else None
-        ),
-        "draft_step": _ms(stats.draft_step_ns or None),
-        "target_wait": _ms(stats.target_wait_ns),
-        "draft_wait": _ms(stats.draft_wait_ns),
-        "optimistic": _ms(stats.optimistic_ns),
-        "conservative": _ms(stats.conservative_ns),
-        "target_only": _ms(stats.target_only_ns),
-        "transport_per_round": _ms(
-            record.transport_ns / stats.num_forwards if stats.num_forwards else None
-        ),
-    }
-
-
-def _ms(duration_ns: float | None) -> float | None:
-    return None if duration_ns is None else round(duration_ns / 1e6, 3)
+        decode=ms(record.decode_ns),
+        total=ms(record.last_verdict_ns - record.received_ns),
+        target_forward=ms(stats.forward_ns),
+        target_step=ms(stats.one_row_ns / num_alone) if num_alone else None,
+        draft_step=ms(stats.draft_step_ns) if stats.draft_step_ns else None,
+        target_wait=ms(stats.target_wait_ns),
+        draft_wait=ms(stats.draft_wait_ns),
+        optimistic=ms(stats.optimistic_ns),
+        conservative=ms(stats.conservative_ns),
+        target_only=ms(stats.target_only_ns),
+        transport_per_round=ms(record.transport_ns / num_forwards) if num_forwards else None,
+    )

@@ -4,7 +4,7 @@ log-probabilities of its tokens in OpenAI's shape."""
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -61,8 +61,13 @@ class AnswerText:
         self._entries: deque[tuple[int, dict[str, Any]]] = deque()
         self._num_decoded = 0  # characters
         self._num_out = 0  # characters that were returned
-        self.num_tokens = 0  # of the answer, without tokens after a stop string
-        self.finish_reason: FinishReason | None = None
+        self._end: FinishReason | None = None  # the target's
+        self.num_tokens = 0  # the answer's, without tokens after a stop string
+
+    @property
+    def finish_reason(self) -> FinishReason | None:
+        """Why the answer has ended; None before."""
+        return self._end if self._stops.matched is None else FinishReason.STOP
 
     def add_verdict(self, verdict: Verdict) -> Piece:
         """Returns the new text that later verdicts cannot change.
@@ -70,42 +75,37 @@ class AnswerText:
         Must not be called after ``finish_reason`` was set. Raises IncompatiblePairError for a
         verdict without the requested log-probabilities.
         """
-        text = self._decode(verdict)
-        if self._stops.matched is None and verdict.finish_reason is not None:
-            self.num_tokens += verdict.finish_reason is FinishReason.STOP
-            text += self._cut_at_stop(self._detokenizer.flush_text(), self.num_tokens)
-            text += "" if self._stops.matched is not None else self._stops.flush_text()
-            self.finish_reason = verdict.finish_reason
-        if self._stops.matched is not None:
-            self.finish_reason = FinishReason.STOP
-        self._num_out += len(text)
-        return Piece(text, self._take_entries())
-
-    def _decode(self, verdict: Verdict) -> str:
-        token_ids = verdict.token_ids
-        if verdict.finish_reason is FinishReason.STOP:
-            token_ids = token_ids[:-1]  # the end token has no text
         if self._has_logprobs and len(verdict.logprobs) != len(verdict.token_ids):
             raise IncompatiblePairError(
                 "the target service tells no log-probabilities; it is of an older release"
             )
-        if not self._stops.is_active and not self._has_logprobs:
-            self.num_tokens += len(token_ids)
-            return self._detokenizer.add_tokens(token_ids)
-        # One by one, so that the result does not depend on the number of tokens of a verdict.
-        text = ""
-        for place, token_id in enumerate(token_ids):
+        text = "".join(self._texts(verdict))
+        self._num_out += len(text)
+        return Piece(text, tuple(self._take_entries()))
+
+    def _texts(self, verdict: Verdict) -> Iterator[str]:
+        """Yields the text token by token, so that it does not depend on the number of tokens of a
+        verdict; nothing behind a stop string, and at the end of the answer what was held back."""
+        has_end_token = verdict.finish_reason is FinishReason.STOP
+        for place, token_id in enumerate(verdict.token_ids):
+            if self._stops.matched is not None:
+                return
             self.num_tokens += 1
+            if has_end_token and place + 1 == len(verdict.token_ids):
+                break  # the end token has no text
             if self._has_logprobs:
-                self._entries.append(
-                    (self._num_decoded, self._entry(token_id, verdict.logprobs[place]))
-                )
+                entry = self._entry(token_id, verdict.logprobs[place])
+                self._entries.append((self._num_decoded, entry))
             piece = self._detokenizer.add_tokens((token_id,))
             self._num_decoded += len(piece)
-            text += self._cut_at_stop(piece, self.num_tokens)
-            if self._stops.matched is not None:
-                break
-        return text
+            yield self._cut_at_stop(piece)
+        if verdict.finish_reason is not None:
+            yield self._cut_at_stop(self._detokenizer.flush_text())
+            yield self._stops.flush_text()
+            self._end = verdict.finish_reason
+
+    def _cut_at_stop(self, piece: str) -> str:
+        return self._stops.add_piece(piece, can_match=self.num_tokens > self._min_tokens)
 
     def _entry(self, token_id: int, logprobs: TokenLogprobs) -> dict[str, Any]:
         """Returns one item of ``choices[].logprobs.content``."""
@@ -116,16 +116,11 @@ class AnswerText:
         )
         return {**own, "top_logprobs": top}
 
-    def _take_entries(self) -> tuple[dict[str, Any], ...]:
+    def _take_entries(self) -> Iterator[dict[str, Any]]:
         """Takes the entries of tokens that begin in returned text; at the natural end, all."""
-        is_whole = self.finish_reason is not None and self._stops.matched is None
-        taken = []
+        is_whole = self._end is not None and self._stops.matched is None
         while self._entries and (is_whole or self._entries[0][0] < self._num_out):
-            taken.append(self._entries.popleft()[1])
-        return tuple(taken)
-
-    def _cut_at_stop(self, piece: str, num_tokens: int) -> str:
-        return self._stops.add_piece(piece, can_match=num_tokens > self._min_tokens)
+            yield self._entries.popleft()[1]
 
 
 def _described(data: bytes, logprob: float) -> dict[str, Any]:

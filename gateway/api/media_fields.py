@@ -6,7 +6,7 @@ import dataclasses
 import hashlib
 from collections.abc import Iterator, Sequence
 
-from gateway.api.media_schemas import MediaLoading, MediaProcessing, VideoLoading
+from gateway.api.media_schemas import VideoLoading
 from gateway.api.schemas import ChatCompletionRequest
 from gateway.media.reader import FrameTimes, MediaSource
 from hippo.errors import ContextLengthError, InvalidRequestError
@@ -30,7 +30,7 @@ def media_sources(
     Raises InvalidRequestError for frame times in a request without a list of frames, and for
     options of sampling that cannot apply; ContextLengthError for more items than tokens.
     """
-    loading = (request.media_io_kwargs or MediaLoading()).video
+    loading = request.loading.video
     times = _frame_times(request, loading)
     sources = [
         MediaSource(kind, url, field, times, uuid and _own_uuid(uuid, owner, times))
@@ -60,8 +60,8 @@ def _own_uuid(uuid: str, owner: str | None, times: FrameTimes) -> str:
 
 def _check_sampling(request: ChatCompletionRequest, sources: Sequence[MediaSource]) -> None:
     """Refuses values of do_sample_frames that contradict the rest of the request."""
-    frames = request.mm_processor_kwargs or MediaProcessing()
-    loading = (request.media_io_kwargs or MediaLoading()).video
+    frames = request.processing
+    loading = request.loading.video
     videos = [source for source in sources if source.kind is MediaKind.VIDEO]
     problem = None
     if frames.do_sample_frames is False and not all(video.is_frame_list for video in videos):
@@ -79,8 +79,7 @@ def _check_sampling(request: ChatCompletionRequest, sources: Sequence[MediaSourc
 
 def _frame_times(request: ChatCompletionRequest, loading: VideoLoading) -> FrameTimes:
     """Applies vLLM's rule: the time of a frame is its number / fps, and fps is 1 by default."""
-    processing = request.mm_processor_kwargs or MediaProcessing()
-    fps = max(loading.fps or 0.0, 0.0) or processing.fps or DEFAULT_LISTED_FPS
+    fps = max(loading.fps or 0.0, 0.0) or request.processing.fps or DEFAULT_LISTED_FPS
     duration_s = loading.duration
     if duration_s is None and loading.total_num_frames is not None:
         duration_s = loading.total_num_frames / fps
@@ -109,8 +108,8 @@ def frame_plan(request: ChatCompletionRequest) -> FramePlan:
     As in vLLM's loader, ``num_frames`` beside ``fps`` is the most frames at this rate; alone it is
     the number of evenly spaced frames.
     """
-    frames = request.mm_processor_kwargs or MediaProcessing()
-    loading = (request.media_io_kwargs or MediaLoading()).video
+    frames = request.processing
+    loading = request.loading.video
     for name, one, other in (
         ("fps", frames.fps, loading.fps),
         ("num_frames", frames.num_frames, loading.num_frames),
@@ -140,6 +139,7 @@ def frame_plan(request: ChatCompletionRequest) -> FramePlan:
             param=names["min_frames"],
         )
     min_pixels, max_pixels = frames.pixel_limits
+    colour = request.loading.image.rgba_background_color
     return FramePlan(
         fps=fps,
         num_frames=num_frames,
@@ -147,17 +147,8 @@ def frame_plan(request: ChatCompletionRequest) -> FramePlan:
         max_frames=max_frames,
         min_pixels=min_pixels or 0,
         max_pixels=max_pixels or 0,
-        background=_background(request),
+        background=0 if colour is None else 1 + int.from_bytes(bytes(colour)),
     )
-
-
-def _background(request: ChatCompletionRequest) -> int:
-    """Returns FramePlan.background."""
-    colour = (request.media_io_kwargs or MediaLoading()).image.rgba_background_color
-    if colour is None:
-        return 0
-    red, green, blue = colour
-    return 1 + (red << 16) + (green << 8) + blue
 
 
 def texts(request: ChatCompletionRequest) -> list[str]:
@@ -185,8 +176,8 @@ def with_visual_limit(
 def frame_fields(request: ChatCompletionRequest) -> dict[str, str]:
     """Returns the client's name of each frame plan field; a field that was not sent has its name in
     mm_processor_kwargs."""
-    frames = request.mm_processor_kwargs or MediaProcessing()
-    loading = (request.media_io_kwargs or MediaLoading()).video
+    frames = request.processing
+    loading = request.loading.video
     names = {
         field.name: f"mm_processor_kwargs.{field.name}"
         for field in dataclasses.fields(FramePlan)

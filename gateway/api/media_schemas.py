@@ -41,7 +41,9 @@ class Model(BaseModel):
 
     # Only of a constrained text pydantic checks that it is Unicode: half of a surrogate pair has no
     # UTF-8 form, which tokenizers, gRPC and error messages need.
-    model_config = ConfigDict(extra="forbid", frozen=True, str_min_length=0)
+    model_config = ConfigDict(
+        extra="forbid", frozen=True, str_min_length=0, use_attribute_docstrings=True
+    )
     absent: ClassVar[list[Any]] = [None]
     neutral: ClassVar[Mapping[str, Neutral]] = {}
 
@@ -81,15 +83,12 @@ def _without_url(source: Any) -> bool:
 class MediaUrl(Model):
     """The source of a video or image."""
 
-    url: str = Field(
-        description="A data: URL (data:video/mp4;base64,..., or frames as "
-        "data:video/jpeg;base64,<jpg>,<jpg>,...), an http(s) URL of an allowed "
-        "domain, a path or file:// URL under an allowed directory, or the id of an uploaded "
-        "video (POST /v1/videos)."
-    )
-    detail: Literal["auto", "low", "high"] | None = Field(
-        default=None, description="Inert; frame sizes are set by mm_processor_kwargs."
-    )
+    url: str
+    """A data: URL (data:video/mp4;base64,..., or frames as data:video/jpeg;base64,<jpg>,<jpg>,...),
+    an http(s) URL of an allowed domain, a path or file:// URL under an allowed directory, or the id
+    of an uploaded video (POST /v1/videos)."""
+    detail: Literal["auto", "low", "high"] | None = None
+    """Inert; frame sizes are set by mm_processor_kwargs."""
 
 
 class ContentPart(Model):
@@ -98,13 +97,9 @@ class ContentPart(Model):
     neutral: ClassVar[Mapping[str, Neutral]] = PART
 
     type: Literal["text", "video_url", "image_url"]
-    uuid: str | None = Field(
-        default=None,
-        min_length=1,
-        max_length=MAX_UUID_LENGTH,
-        description="The client's name of the media item's content: caches use it as key in place "
-        "of the content. The item itself is always needed.",
-    )
+    uuid: str | None = Field(default=None, min_length=1, max_length=MAX_UUID_LENGTH)
+    """The client's name of the media item's content: caches use it as key in place of the content.
+    The item itself is always needed."""
     text: str | None = None
     video_url: MediaUrl | None = None
     image_url: MediaUrl | None = None
@@ -158,32 +153,26 @@ def _only_rate(value: Any) -> Any:
 class FrameSize(Model):
     """Limits of the pixels of a frame or image, with transformers' names."""
 
-    shortest_edge: int | None = Field(
-        default=None, ge=1, le=MAX_PIXELS, description="Another name of min_pixels."
-    )
-    longest_edge: int | None = Field(
-        default=None, ge=1, le=MAX_PIXELS, description="Another name of max_pixels."
-    )
+    shortest_edge: int | None = Field(default=None, ge=1, le=MAX_PIXELS)
+    """Another name of min_pixels."""
+    longest_edge: int | None = Field(default=None, ge=1, le=MAX_PIXELS)
+    """Another name of max_pixels."""
 
 
 class MediaProcessing(Model):
     """Sampling of frames from the videos, and the size of frames and images."""
 
-    fps: Annotated[float | None, BeforeValidator(_only_rate)] = Field(
-        default=None, gt=0, le=120, description="Frames a second; a list has one rate for all."
-    )
-    num_frames: int | None = Field(
-        default=None, ge=1, le=65536, description="Number of frames, evenly spaced; excludes fps."
-    )
+    fps: Annotated[float | None, BeforeValidator(_only_rate)] = Field(default=None, gt=0, le=120)
+    """Frames a second; a list has one rate for all."""
+    num_frames: int | None = Field(default=None, ge=1, le=65536)
+    """Number of frames, evenly spaced; excludes fps."""
     min_frames: int | None = Field(default=None, ge=1, le=65536)
     max_frames: int | None = Field(default=None, ge=1, le=65536)
     min_pixels: int | None = Field(default=None, ge=1, le=MAX_PIXELS)
     max_pixels: int | None = Field(default=None, ge=1, le=MAX_PIXELS)
     size: FrameSize = FrameSize()
-    do_sample_frames: StrictBool | None = Field(
-        default=None,
-        description="False: media_io_kwargs.video alone says which frames are used.",
-    )
+    do_sample_frames: StrictBool | None = None
+    """False: media_io_kwargs.video alone says which frames are used."""
 
     @property
     def frame_fields(self) -> tuple[str, ...]:
@@ -219,30 +208,19 @@ class MediaProcessing(Model):
 class VideoLoading(Model):
     """Sampling of frames from a video, with vLLM's names."""
 
-    num_frames: int | None = Field(
-        default=None,
-        ge=-1,
-        le=65536,
-        description="Number of frames, evenly spaced; the most frames beside fps; 0 or less: not "
-        "set.",
-    )
-    fps: float | None = Field(default=None, ge=-1, le=120, description="0 or less: not set.")
-    frames_indices: tuple[int, ...] | None = Field(
-        default=None,
-        min_length=1,
-        max_length=65536,
-        description="For frames sent as video/jpeg: the frame numbers in the original video, "
-        "ascending; `fps` is the frame rate of that video.",
-    )
-    total_num_frames: int | None = Field(
-        default=None, ge=1, le=2**31 - 1, description="Number of frames of the original video."
-    )
-    duration: float | None = Field(
-        default=None, gt=0, allow_inf_nan=False, description="Duration of that video in seconds."
-    )
-    do_sample_frames: Literal[False] | None = Field(
-        default=None, description="Inert: all frames sent as video/jpeg are used."
-    )
+    num_frames: int | None = Field(default=None, ge=-1, le=65536)
+    """Number of frames, evenly spaced; the most frames beside fps; 0 or less: not set."""
+    fps: float | None = Field(default=None, ge=-1, le=120)
+    """0 or less: not set."""
+    frames_indices: tuple[int, ...] | None = Field(default=None, min_length=1, max_length=65536)
+    """For frames sent as video/jpeg: the frame numbers in the original video, ascending; `fps` is
+    the frame rate of that video."""
+    total_num_frames: int | None = Field(default=None, ge=1, le=2**31 - 1)
+    """Number of frames of the original video."""
+    duration: float | None = Field(default=None, gt=0, allow_inf_nan=False)
+    """Duration of that video in seconds."""
+    do_sample_frames: Literal[False] | None = None
+    """Inert: all frames sent as video/jpeg are used."""
 
     @property
     def timing_fields(self) -> tuple[str, ...]:
@@ -267,10 +245,10 @@ ColourValue = Annotated[int, Field(ge=0, le=255)]
 class ImageLoading(Model):
     """Loading of images, with vLLM's names."""
 
-    image_mode: Literal["RGB"] | None = Field(default=None, description="Inert.")
-    rgba_background_color: tuple[ColourValue, ColourValue, ColourValue] | None = Field(
-        default=None, description="Red, green and blue behind transparent pixels; default: white."
-    )
+    image_mode: Literal["RGB"] | None = None
+    """Inert."""
+    rgba_background_color: tuple[ColourValue, ColourValue, ColourValue] | None = None
+    """Red, green and blue behind transparent pixels; default: white."""
 
 
 class MediaLoading(Model):

@@ -94,20 +94,20 @@ REQUEST = {
     "chat_template_kwargs": Neutral(({}, {"enable_thinking": False}), _NO_TEMPLATES),
     "continue_final_message": Neutral((False,), "every answer is a message of its own"),
     "documents": Neutral(([],), _NO_TEMPLATES),
-    "echo": Neutral((False,), "the text is that of the answer alone"),
+    "echo": Neutral((False,), "the text is the answer alone"),
     "truncate_prompt_tokens": Neutral((), _ALL_READ),
     "truncation_side": INERT,  # without truncate_prompt_tokens
     # vLLM, of structured output
     "guided_decoding_backend": INERT,
     "guided_grammar": Neutral((), "a form is a JSON schema, a regular expression or a choice here"),
     "guided_whitespace_pattern": Neutral((), "JSON has one line here; guided_regex takes others"),
-    "structural_tag": Neutral((), "a form is that of the whole answer"),
+    "structural_tag": Neutral((), "a form holds for the whole answer"),
     # vLLM, of thoughts
     "include_reasoning": INERT,
     "thinking_token_budget": Neutral((-1,), _NO_THOUGHTS),
     # vLLM, of what is sent back
     "logprob_token_ids": Neutral((), "top_logprobs says of which tokens"),
-    "prompt_logprobs": Neutral((), "log-probabilities are those of the answer"),
+    "prompt_logprobs": Neutral((), "only the answer has log-probabilities"),
     "request_id": INERT,  # the header X-Request-Id names a request
     "return_assistant_tokens_mask": Neutral((False,), "the prompt is not sent back"),
     "return_mm_kwargs": INERT,

@@ -11,8 +11,6 @@ from pydantic.json_schema import models_json_schema
 from gateway.api.responses import ChatCompletion, ChatCompletionChunk, ErrorResponse
 from gateway.door.middleware import GUARDED
 
-Responses = dict[int | str, dict[str, Any]]
-
 _SCHEMAS = "#/components/schemas/"
 _REQUEST_ID = {
     "X-Request-Id": {
@@ -41,6 +39,15 @@ _MEANINGS = {
     504: "The request took longer than this server allows.",
     507: "The uploads kept on this server leave no room for another one.",
 }
+ERRORS: dict[int | str, dict[str, Any]] = {
+    status: {
+        "model": ErrorResponse,
+        "description": meaning,
+        "headers": dict(_RETRY_AFTER) if status in (429, 503) else {},
+    }
+    for status, meaning in _MEANINGS.items()
+}
+"""The errors of all routes: the request, the services or the server may be at fault anywhere."""
 _STREAM_EXAMPLE = (
     'data: {"id":"chatcmpl-0f6e","object":"chat.completion.chunk","created":1795278000,'
     '"model":"hippo","choices":[{"index":0,"delta":{"content":"A red"},"logprobs":null,'
@@ -57,9 +64,7 @@ def _json_text(model: str) -> dict[str, Any]:
     }
 
 
-ANSWERED: dict[str, Any] = {"description": "The answer.", "headers": _REQUEST_ID}
 CHAT_ANSWERED: dict[str, Any] = {
-    **ANSWERED,
     "model": ChatCompletion,
     "content": {
         "text/event-stream": {
@@ -83,21 +88,6 @@ CHAT_ANSWERED: dict[str, Any] = {
         }
     },
 }
-
-
-def answers(*statuses: int, ok: dict[str, Any] = ANSWERED) -> Responses:
-    """Returns a route's ``responses``: ``ok`` for status 200, and errors for ``statuses``."""
-    return {
-        200: ok,
-        **{
-            status: {
-                "model": ErrorResponse,
-                "description": _MEANINGS[status],
-                "headers": _REQUEST_ID | (_RETRY_AFTER if status in (429, 503) else {}),
-            }
-            for status in statuses
-        },
-    }
 
 
 def describe_api(app: FastAPI, *, asks_for_keys: bool) -> dict[str, Any]:
@@ -124,6 +114,8 @@ def describe_api(app: FastAPI, *, asks_for_keys: bool) -> dict[str, Any]:
             if asks_for_keys and path.startswith(GUARDED):
                 operation["security"] = [{"ApiKey": []}]
                 operation["responses"]["401"] = _unauthorized()
+            for response in operation["responses"].values():
+                response["headers"] = response.get("headers", {}) | _REQUEST_ID
     if asks_for_keys:
         scheme = {"type": "http", "scheme": "bearer", "description": "One of the server's API keys"}
         document["components"]["securitySchemes"] = {"ApiKey": scheme}
@@ -133,9 +125,6 @@ def describe_api(app: FastAPI, *, asks_for_keys: bool) -> dict[str, Any]:
 def _unauthorized() -> dict[str, Any]:
     return {
         "description": "The API key is missing or unknown.",
-        "headers": {
-            **_REQUEST_ID,
-            "WWW-Authenticate": {"required": True, "schema": {"type": "string"}},
-        },
+        "headers": {"WWW-Authenticate": {"required": True, "schema": {"type": "string"}}},
         "content": {"application/json": {"schema": {"$ref": _SCHEMAS + "ErrorResponse"}}},
     }

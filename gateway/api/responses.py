@@ -6,24 +6,27 @@ serve the OpenAPI description, and tests check real answers against them.
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import ConfigDict, Field
 
-from gateway.api.event_schemas import StreamEvent
+from gateway.answer.event_schemas import StreamEvent
+from gateway.answer.figures import AnswerMetrics, Described, Figures, UsageResponse
 from hippo.base.validation import MAX_TOP_LOGPROBS
 
 
-class ErrorDetail(BaseModel):
+class ErrorDetail(Described):
     """OpenAI's error object."""
 
-    message: str = Field(description="What was wrong and, if known, what is expected.")
+    message: str
+    """What was wrong and, if known, what is expected."""
     type: str
-    param: str | None = Field(description="The path of the field at fault.")
+    param: str | None
+    """The path of the field at fault."""
     code: str | None
 
 
-class ErrorResponse(BaseModel):
+class ErrorResponse(Described):
     """The answer to a failed request; also the last event of a stream that failed."""
 
     model_config = ConfigDict(
@@ -44,114 +47,10 @@ class ErrorResponse(BaseModel):
     error: ErrorDetail
 
 
-class MediaUsage(BaseModel):
-    """What the model sees of one video or image."""
-
-    type: Literal["video", "image"]
-    num_frames: int = Field(description="Sampled frames; 1 for an image.", examples=[32])
-    width: int = Field(description="Of a frame after resizing, in pixels.", examples=[448])
-    height: int = Field(description="Of a frame after resizing, in pixels.", examples=[448])
-    num_tokens: int = Field(description="Visual tokens.", examples=[4096])
-    notes: list[str] = Field(
-        description="What of the file could not be used, a sentence each.",
-        examples=[["the file is cut off behind 310 of its 480 frames"]],
-    )
-
-
-class PromptTokensDetails(BaseModel):
-    """Prompt tokens whose keys and values the target had cached, and the request's media."""
-
-    cached_tokens: int
-    media: list[MediaUsage] = Field(description="In the order of the request.")
-
-
-class UsageResponse(BaseModel):
-    """Token counts."""
-
-    prompt_tokens: int = Field(examples=[1168])
-    completion_tokens: int = Field(examples=[136])
-    total_tokens: int = Field(examples=[1304])
-    prompt_tokens_details: PromptTokensDetails
-
-
-class SpeculativeDecoding(BaseModel):
-    """Counts and rates of draft tokens, with the names of vLLM."""
-
-    mean_acceptance_length: float
-    draft_acceptance_rate: float
-    acceptance_histogram: list[int]
-    num_spec_steps: int
-    num_accepted_draft_tokens: int
-    num_draft_tokens: int
-    num_spec_tokens: int
-
-
-class AnswerMetrics(BaseModel):
-    """Times and rates with the names of vLLM; docs/api.md explains each field."""
-
-    time_to_first_token_ms: float | None
-    generation_time_ms: float | None
-    queue_time_ms: float | None
-    mean_itl_ms: float | None
-    tokens_per_second: float | None
-    speculative_decoding: SpeculativeDecoding | None
-
-
-class PruningFigures(BaseModel):
-    """How the draft's visual tokens were chosen, and how many it saw."""
-
-    strategy: str
-    ratio: float
-    num_visual_tokens: int | None
-    num_kept_tokens: int | None
-
-
-class CachedTokens(BaseModel):
-    """Prompt tokens whose keys and values each service had cached."""
-
-    target: int
-    draft: int | None
-
-
-class Figures(BaseModel):
-    """Facts about speculative decoding of an answer; docs/api.md explains each field."""
-
-    policy: str = Field(examples=["adaptive"])
-    is_calibration: bool
-    estimated_speedup: float | None = Field(examples=[4.72])
-    seed: int
-    draft_used: bool
-    draft_problem: str | None
-    num_draft_streams: int
-    num_draft_losses: int
-    pruning: PruningFigures
-    num_cached_tokens: CachedTokens
-    num_forwards: int
-    num_drafted_tokens: int
-    num_draft_tokens: int
-    num_accepted_tokens: int
-    num_dropped_tokens: int
-    num_reused_tokens: int
-    num_accepted_reused: int
-    num_rejections: int
-    num_branches_taken: int
-    num_blocks: int
-    num_stale_blocks: int
-    num_mode_switches: int
-    acceptance_rate: float
-    acceptance_per_position: list[float]
-    mean_tokens_per_forward: float
-    mean_run_length: float
-    timings_ms: dict[str, float | None]
-    timeline_ms: dict[str, list[dict[str, Any]]] = Field(
-        default={}, description="Every verdict and block; only with return_timeline."
-    )
-
-
 FinishReasonName = Literal["stop", "length"]
 
 
-class AssistantMessage(BaseModel):
+class AssistantMessage(Described):
     """The answer's text."""
 
     role: Literal["assistant"]
@@ -159,12 +58,15 @@ class AssistantMessage(BaseModel):
     refusal: None
 
 
-class Likelihood(BaseModel):
+class Likelihood(Described):
     """The target's log-probability of a token."""
 
-    token: str = Field(description="Text; U+FFFD stands for bytes that form no character.")
-    logprob: float = Field(le=0, description="-9999 for a token that the model rules out.")
-    bytes: list[int] = Field(description="The token's bytes (UTF-8).")
+    token: str
+    """Text; U+FFFD stands for bytes that form no character."""
+    logprob: float = Field(le=0)
+    """-9999 for a token that the model rules out."""
+    bytes: list[int]
+    """The token's bytes (UTF-8)."""
 
 
 class TokenLikelihood(Likelihood):
@@ -173,83 +75,95 @@ class TokenLikelihood(Likelihood):
     top_logprobs: list[Likelihood] = Field(max_length=MAX_TOP_LOGPROBS)
 
 
-class ChoiceLogprobs(BaseModel):
+class ChoiceLogprobs(Described):
     """Log-probabilities of the tokens that begin in the content."""
 
     content: list[TokenLikelihood]
     refusal: None
 
 
-class AnswerChoice(BaseModel):
+class AnswerChoice(Described):
     """One choice of an answer."""
 
     index: int
     message: AssistantMessage
-    logprobs: ChoiceLogprobs | None = Field(description="Null without logprobs.")
+    logprobs: ChoiceLogprobs | None
+    """Null without logprobs."""
     finish_reason: FinishReasonName
-    token_ids: list[int] = Field(default=[], description="Only with return_token_ids.")
-    hippo: Figures | None = Field(default=None, description="Only if n is above 1.")
-    metrics: AnswerMetrics | None = Field(default=None, description="Only if n is above 1.")
+    token_ids: list[int] = Field(default=[])
+    """Only with return_token_ids."""
+    hippo: Figures | None = None
+    """Only if n is above 1."""
+    metrics: AnswerMetrics | None = None
+    """Only if n is above 1."""
 
 
-class ChatCompletion(BaseModel):
+class ChatCompletion(Described):
     """A whole answer."""
 
     id: str = Field(examples=["chatcmpl-0f6e"])
     object: Literal["chat.completion"]
-    created: int = Field(description="Seconds since the epoch.", examples=[1795278000])
+    created: int = Field(examples=[1795278000])
+    """Seconds since the epoch."""
     model: str = Field(examples=["hippo"])
-    choices: list[AnswerChoice] = Field(description="`n` choices, by index.")
+    choices: list[AnswerChoice]
+    """`n` choices, by index."""
     usage: UsageResponse
-    hippo: Figures = Field(description="Of the first choice.")
+    hippo: Figures
+    """Of the first choice."""
     metrics: AnswerMetrics
 
 
-class Delta(BaseModel):
+class Delta(Described):
     """New text of a choice; the first chunk has the role."""
 
     role: Literal["assistant"] | None = None
     content: str | None = None
 
 
-class ChunkChoice(BaseModel):
+class ChunkChoice(Described):
     """New text of one choice."""
 
     index: int
     delta: Delta
-    logprobs: ChoiceLogprobs | None = Field(
-        description="Of the tokens that begin in this text; null without logprobs."
-    )
+    logprobs: ChoiceLogprobs | None
+    """Of the tokens that begin in this text; null without logprobs."""
     finish_reason: FinishReasonName | None
-    token_ids: list[int] = Field(default=[], description="In the last chunk; if asked for.")
-    events: list[StreamEvent] = Field(default=[], description="Only with return_events.")
+    token_ids: list[int] = Field(default=[])
+    """In the last chunk; if asked for."""
+    events: list[StreamEvent] = Field(default=[])
+    """Only with return_events."""
 
 
-class ChatCompletionChunk(BaseModel):
+class ChatCompletionChunk(Described):
     """An event of a stream; each choice's last one has a finish reason, `hippo` and `metrics`."""
 
     id: str
     object: Literal["chat.completion.chunk"]
     created: int
     model: str
-    choices: list[ChunkChoice] = Field(description="Empty in the chunk with the usage alone.")
-    usage: UsageResponse | None = Field(default=None, description="With include_usage.")
+    choices: list[ChunkChoice]
+    """Empty in the chunk with the usage alone."""
+    usage: UsageResponse | None = None
+    """With include_usage."""
     hippo: Figures | None = None
     metrics: AnswerMetrics | None = None
 
 
-class VideoCard(BaseModel):
+class VideoCard(Described):
     """An uploaded video; requests can name its id as the url of a video_url."""
 
     id: str = Field(examples=["video-3f0c9f5a1b2c4d5e8f90a1b2c3d4e5f6"])
     object: Literal["video"] = "video"
     bytes: int
-    created_at: int = Field(description="Seconds since the epoch.")
-    expires_at: int = Field(description="Seconds since the epoch.")
+    created_at: int
+    """Seconds since the epoch."""
+    expires_at: int
+    """Seconds since the epoch."""
     filename: str
 
 
-class VideoDeleted(BaseModel):
+class VideoDeleted(Described):
     """Confirms that an uploaded video was deleted."""
 
     id: str
@@ -257,35 +171,36 @@ class VideoDeleted(BaseModel):
     deleted: Literal[True] = True
 
 
-class TokenizeResponse(BaseModel):
+class TokenizeResponse(Described):
     """The tokens of a text."""
 
     count: int = Field(examples=[3])
     max_model_len: int = Field(examples=[4096])
     tokens: list[int] = Field(examples=[[264, 2518, 4935]])
-    token_strs: list[str] | None = Field(description="Null without return_token_strs.")
+    token_strs: list[str] | None
+    """Null without return_token_strs."""
 
 
-class DetokenizeResponse(BaseModel):
+class DetokenizeResponse(Described):
     """The text of tokens."""
 
     prompt: str = Field(examples=["A red ball"])
 
 
-class Health(BaseModel):
+class Health(Described):
     """The gateway's process is alive."""
 
     status: Literal["ok"] = "ok"
 
 
-class NumUp(BaseModel):
+class NumUp(Described):
     """How many services there are, and how many of them serve."""
 
     up: int
     all: int
 
 
-class Ready(BaseModel):
+class Ready(Described):
     """The gateway can answer requests."""
 
     status: Literal["ready"] = "ready"
@@ -296,8 +211,74 @@ class Ready(BaseModel):
     num_drafts: NumUp
 
 
-class Versions(BaseModel):
+class Versions(Described):
     """The versions of the software and of the protocol between gateway and services."""
 
     version: str
     protocol_version: int
+
+
+class DraftCard(Described):
+    """The model of the draft service."""
+
+    name: str
+    num_parameters: int
+    device: str
+    dtype: str
+
+
+class ServiceCard(Described):
+    """A draft or target service of the gateway."""
+
+    service: Literal["target", "draft"]
+    id: str
+    """By the order of the gateway's list; its address is not told."""
+    is_up: bool
+    problem: str | None
+    num_running: int
+    """Running sequences of this gateway."""
+    num_slots: int | None
+
+
+class ModelFacts(Described):
+    """The model and the services behind a served name."""
+
+    family: str
+    num_parameters: int
+    device: str
+    dtype: str
+    num_slots: int
+    draft: DraftCard | None
+    draft_problem: str | None
+    """Why there is no draft; null if there is one."""
+    services: list[ServiceCard]
+
+
+class ModelCard(Described):
+    """A served model."""
+
+    id: str = Field(examples=["hippo"])
+    object: Literal["model"] = "model"
+    created: int = 0
+    owned_by: str = "hippo"
+    max_model_len: int = Field(examples=[4096])
+    """Maximum number of tokens of prompt and answer together."""
+    hippo: ModelFacts
+
+
+class ExpectedFrames(Described):
+    """What a model sees of a video by default."""
+
+    num_frames: int
+    width: int
+    """Of a frame, after resizing."""
+    height: int
+    num_tokens: int
+    """Visual tokens, of all frames together; approximate."""
+
+
+class ModelList(Described):
+    """The served models."""
+
+    object: Literal["list"] = "list"
+    data: list[ModelCard]

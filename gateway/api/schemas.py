@@ -36,6 +36,7 @@ MAX_STOP_STRINGS = 16
 MAX_STOP_LENGTH = 1024
 MAX_SALT_LENGTH = 256
 MAX_MESSAGES = 1024
+_ONLY_STREAMS = "is only for streams; set stream to true or leave it out"
 
 
 def _text_as_part(value: Any) -> Any:
@@ -66,21 +67,19 @@ class Message(Model):
 class StreamOptions(Model):
     """Options of a stream."""
 
-    include_usage: StrictBool = Field(
-        default=False, description="The stream ends with a usage chunk."
-    )
-    continuous_usage_stats: StrictBool = Field(
-        default=False,
-        description="Each chunk has the usage so far, as in vLLM; needs include_usage.",
-    )
-    include_obfuscation: StrictBool | None = Field(
-        default=None, description="Inert; nothing is added to the chunks."
-    )
+    include_usage: StrictBool = False
+    """The stream ends with a usage chunk."""
+    continuous_usage_stats: StrictBool = False
+    """Each chunk has the usage so far, as in vLLM; needs include_usage."""
+    include_obfuscation: StrictBool | None = None
+    """Inert; nothing is added to the chunks."""
 
     @model_validator(mode="after")
     def _usage_is_wanted(self) -> StreamOptions:
         if self.continuous_usage_stats and not self.include_usage:
-            raise refusal("continuous_usage_stats is only with include_usage")
+            raise refusal(
+                "continuous_usage_stats needs include_usage: set include_usage to true as well"
+            )
         return self
 
 
@@ -93,36 +92,24 @@ class PruningOptions(Model):
         ]
         | None
     ) = None
-    ratio: float | None = Field(default=None, ge=0, le=0.99, description="Share that is dropped.")
-    seed: int = Field(default=0, ge=0, lt=2**64, description="Seed of the random strategy.")
-    min_visual_tokens: int | None = Field(
-        default=None, ge=0, lt=2**32, description="Prompts with fewer are not pruned."
-    )
-    spatial_score: Literal["contrast", "variance"] | None = Field(
-        default=None, description="Of holistic and hybrid; the HIPPO paper has variance."
-    )
-    spread: float | None = Field(
-        default=None,
-        ge=0,
-        le=1,
-        description="Share of holistic's kept tokens that is spaced evenly; the HIPPO paper has 0.",
-    )
-    score_layer_share: float | None = Field(
-        default=None,
-        gt=0,
-        le=1,
-        description="Share of the target's layers, from the first on, that score tokens.",
-    )
-    causal_attention: bool | None = Field(
-        default=None,
-        description="Attention is that of all text behind the videos to the tokens before it, as "
-        "in SpecVLM; by default the question's, to visual tokens alone.",
-    )
-    compacted_positions: bool | None = Field(
-        default=None,
-        description="The draft numbers the tokens of a pruned prompt consecutively, as in SpecVLM; "
-        "by default they keep their positions.",
-    )
+    ratio: float | None = Field(default=None, ge=0, le=0.99)
+    """Share that is dropped."""
+    seed: int = Field(default=0, ge=0, lt=2**64)
+    """Seed of the random strategy."""
+    min_visual_tokens: int | None = Field(default=None, ge=0, lt=2**32)
+    """Prompts with fewer are not pruned."""
+    spatial_score: Literal["contrast", "variance"] | None = None
+    """Of holistic and hybrid; the HIPPO paper has variance."""
+    spread: float | None = Field(default=None, ge=0, le=1)
+    """Share of holistic's kept tokens that is spaced evenly; the HIPPO paper has 0."""
+    score_layer_share: float | None = Field(default=None, gt=0, le=1)
+    """Share of the target's layers, from the first on, that score tokens."""
+    causal_attention: bool | None = None
+    """Tokens are scored by the attention of all text behind the videos to all tokens before it, as
+    in SpecVLM; by default by the attention of the question to visual tokens alone."""
+    compacted_positions: bool | None = None
+    """The draft numbers the tokens of a pruned prompt consecutively, as in SpecVLM; by default they
+    keep their positions."""
 
 
 def _draft_length(value: Any, validate: ValidatorFunctionWrapHandler) -> Any:
@@ -135,27 +122,21 @@ def _draft_length(value: Any, validate: ValidatorFunctionWrapHandler) -> Any:
 class SpeculationOptions(Model):
     """Options of speculative decoding; the answer does not depend on them."""
 
-    preset: Literal["hippo", "specvlm"] | None = Field(
-        default=None,
-        description="A published system, with all its options; other fields override them. hippo: "
-        "holistic pruning of 0.9 by the published scores, vpsd. specvlm: two-stage pruning of 0.9 "
-        "by causal attention, compacted positions, and serial decoding of a chain (the publication "
-        "decodes a tree of 25 nodes).",
-    )
+    preset: Literal["hippo", "specvlm"] | None = None
+    """A published system, with all its options; other fields override them. hippo: holistic pruning
+    of 0.9 by the published scores, vpsd. specvlm: two-stage pruning of 0.9 by causal attention,
+    compacted positions, and serial decoding of a chain (the publication decodes a tree of 25
+    nodes)."""
     policy: Literal["off", "serial", "vpsd", "adaptive", "optimistic", "conservative"] | None = None
     gamma: Annotated[
         Annotated[int, Field(ge=1)] | Literal["auto"] | None, WrapValidator(_draft_length)
-    ] = Field(
-        default=None,
-        description='Draft length of serial and vpsd; "auto": the measured time of a target step '
-        "over that of a draft step.",
-    )
-    max_draft_tokens: int | None = Field(
-        default=None, ge=1, description="Maximum number of draft tokens that one forward verifies."
-    )
-    guesses: bool | None = Field(
-        default=None, description="Whether the draft feeds guesses by n-grams; by default it does."
-    )
+    ] = None
+    """Draft length of serial and vpsd; "auto": the measured time of a target step over the
+    time of a draft step."""
+    max_draft_tokens: int | None = Field(default=None, ge=1)
+    """Maximum number of draft tokens that one forward verifies."""
+    guesses: bool | None = None
+    """Whether the draft feeds guesses by n-grams; by default it does."""
     pruning: PruningOptions = PruningOptions()
 
 
@@ -192,25 +173,17 @@ class ChatCompletionRequest(StructuredFields):
 
     max_tokens: int | None = Field(default=None, ge=1)
     max_completion_tokens: int | None = Field(default=None, ge=1)
-    min_tokens: int | None = Field(
-        default=None,
-        ge=0,
-        description="No end token or stop string ends an answer with fewer tokens.",
-    )
-    temperature: float | None = Field(
-        default=None, description="0 is greedy; the default is the operator's, 1 unless changed."
-    )
-    top_p: float | None = Field(
-        default=None, description="The default is the operator's, 1 unless changed."
-    )
-    top_k: int | None = Field(default=None, description="0 or -1 keeps all tokens.")
+    min_tokens: int | None = Field(default=None, ge=0)
+    """No end token or stop string ends an answer with fewer tokens."""
+    temperature: float | None = None
+    """0 is greedy; the default is the operator's, 1 unless changed."""
+    top_p: float | None = None
+    """The default is the operator's, 1 unless changed."""
+    top_k: int | None = None
+    """0 or -1 keeps all tokens."""
     min_p: float | None = None
-    seed: int | None = Field(
-        default=None,
-        ge=-(2**63),
-        lt=2**64,
-        description="By default a random seed is drawn, reported as `hippo.seed`.",
-    )
+    seed: int | None = Field(default=None, ge=-(2**63), lt=2**64)
+    """By default a random seed is drawn, reported as `hippo.seed`."""
     presence_penalty: float | None = None
     frequency_penalty: float | None = None
     repetition_penalty: float | None = None
@@ -225,53 +198,39 @@ class ChatCompletionRequest(StructuredFields):
     ] = Field(default=(), max_length=MAX_STOP_STRINGS)
     stop_token_ids: tuple[int, ...] | None = Field(default=None, max_length=MAX_STOP_STRINGS)
 
-    n: int | None = Field(
-        default=None,
-        ge=1,
-        strict=True,
-        description="Number of choices, limited by the operator; the first is that of n = 1.",
-    )
-    logprobs: StrictBool | None = Field(
-        default=None,
-        strict=True,  # OpenAI's older completions API takes a number here
-        description="Adds the target's log-probability of each token of the text.",
-    )
-    top_logprobs: int | None = Field(
-        default=None,
-        ge=0,
-        le=MAX_TOP_LOGPROBS,
-        strict=True,
-        description="Number of likeliest tokens added at each place; needs logprobs.",
-    )
+    n: int | None = Field(default=None, ge=1, strict=True)
+    """Number of choices, limited by the operator; the first choice is the same with any n."""
+    logprobs: StrictBool | None = Field(default=None, strict=True)
+    """Adds the target's log-probability of each token of the text."""
+    top_logprobs: int | None = Field(default=None, ge=0, le=MAX_TOP_LOGPROBS, strict=True)
+    """Number of likeliest tokens added at each place; needs logprobs."""
 
     stream: StrictBool | None = None
     stream_options: StreamOptions | None = None
-    return_token_ids: StrictBool | None = Field(
-        default=None, description="Adds `token_ids` to the choice; in a stream, to its last chunk."
-    )
-    return_timeline: StrictBool | None = Field(
-        default=None, description="Adds `timeline_ms`, every verdict and block, to `hippo`."
-    )
-    return_events: StrictBool | None = Field(
-        default=None,
-        description="Adds `events` to the choices of a stream: what both services did, as it "
-        "happens.",
-    )
+    return_token_ids: StrictBool | None = None
+    """Adds `token_ids` to the choice; in a stream, to its last chunk."""
+    return_timeline: StrictBool | None = None
+    """Adds `timeline_ms`, every verdict and block, to `hippo`."""
+    return_events: StrictBool | None = None
+    """Adds `events` to the choices of a stream: what both services did, as it happens."""
 
-    cache_salt: str | None = Field(
-        default=None,
-        max_length=MAX_SALT_LENGTH,
-        description="Requests share cached prompts only if their salts are equal; the answer does "
-        "not depend on it.",
-    )
-    allow_special_tokens: StrictBool | None = Field(
-        default=None,
-        description="Names of control tokens in the texts, such as `<|im_end|>`, become control "
-        "tokens; by default they are text.",
-    )
+    cache_salt: str | None = Field(default=None, max_length=MAX_SALT_LENGTH)
+    """Requests share cached prompts only if their salts are equal; the answer does not depend on
+    it."""
+    allow_special_tokens: StrictBool | None = None
+    """Names of control tokens in the texts, such as `<|im_end|>`, become control tokens; by default
+    they are text."""
     mm_processor_kwargs: MediaProcessing | None = None
     media_io_kwargs: MediaLoading | None = None
     speculative: SpeculationOptions | None = None
+
+    @property
+    def processing(self) -> MediaProcessing:
+        return self.mm_processor_kwargs or MediaProcessing()
+
+    @property
+    def loading(self) -> MediaLoading:
+        return self.media_io_kwargs or MediaLoading()
 
     @model_validator(mode="before")
     @classmethod
@@ -286,23 +245,21 @@ class ChatCompletionRequest(StructuredFields):
     def _fields_go_together(self) -> ChatCompletionRequest:
         limits = {self.max_tokens, self.max_completion_tokens} - {None}
         if len(limits) > 1:
-            raise refusal_of("max_completion_tokens", "and max_tokens differ; give one of them")
+            raise refusal_of("max_completion_tokens", "and max_tokens differ; give only one")
         if self.stream_options is not None and not self.stream:
-            raise refusal_of(
-                "stream_options", "is only for streams; set stream to true or leave it out"
-            )
+            raise refusal_of("stream_options", _ONLY_STREAMS)
         if self.return_events and not self.stream:
-            raise refusal_of(
-                "return_events", "is only for streams; set stream to true or leave it out"
-            )
+            raise refusal_of("return_events", _ONLY_STREAMS)
         constraint = constrained_by(self)
         if self.ignore_eos and constraint is not None:
             raise refusal_of(
-                "ignore_eos", f"is not with {constraint}: the answer ends with its form"
+                "ignore_eos",
+                f"cannot be given together with {constraint}, because the answer ends where its "
+                "form does: leave one of them out",
             )
         if self.top_logprobs and not self.logprobs:
             raise refusal_of(
-                "top_logprobs", "is only with logprobs; set logprobs to true or leave it out"
+                "top_logprobs", "needs logprobs: set logprobs to true, or leave top_logprobs out"
             )
         for stop in self.stop:
             if not 0 < len(stop) <= MAX_STOP_LENGTH:

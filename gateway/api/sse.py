@@ -1,10 +1,18 @@
-"""JSON of chat completions: the choices of an answer, and the server-sent events of a stream."""
+"""JSON of chat completions: whole answers, and the server-sent events of a stream."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+import time
+import uuid
+from collections.abc import AsyncIterator
 from typing import Any
+
+from gateway.answer.choices import Choices
+from gateway.answer.completion import Completion
+from gateway.answer.report import client_metrics
+from gateway.answer.text import Piece, join_pieces
+from gateway.api.schemas import ChatCompletionRequest, StreamOptions
 
 DONE = b"data: [DONE]\n\n"
 KEEPALIVE = b": keep-alive\n\n"  # a comment, which clients skip
@@ -17,73 +25,100 @@ HEADERS = (
 _to_json = json.JSONEncoder(separators=(",", ":")).encode
 
 
-class ChunkWriter:
-    """Writes the server-sent events of one streamed completion.
+class AnswerWriter:
+    """Writes the answer to a request, with what the request asks for beside the text.
 
-    ``head`` holds the fields that all chunks have in common. With ``include_usage`` each chunk has
-    a ``usage``, null where none is given.
+    ``head`` holds the fields that all chunks of a stream have in common.
     """
 
-    def __init__(self, head: dict[str, Any], *, include_usage: bool) -> None:
-        self._head = {**head, "object": "chat.completion.chunk"}
-        self._include_usage = include_usage
+    def __init__(self, body: ChatCompletionRequest) -> None:
+        self._body = body
+        self._options = body.stream_options or StreamOptions()
+        self.head: dict[str, Any] = {
+            "id": f"chatcmpl-{uuid.uuid4().hex}",
+            "created": int(time.time()),
+            "model": body.model,
+        }
 
-    def chunk(
-        self,
-        index: int,
-        delta: dict[str, Any],
-        *,
-        logprobs: Sequence[dict[str, Any]] | None = None,
-        finish_reason: str | None = None,
-        token_ids: list[int] | None = None,
-        usage: dict[str, Any] | None = None,
-        reports: dict[str, Any] | None = None,
-        events: Sequence[dict[str, Any]] = (),
-    ) -> bytes:
-        """Returns a chunk with new text; a choice's last one has its finish reason and reports."""
-        choice = choice_json(
-            index,
-            {"delta": delta},
-            logprobs=logprobs,
-            finish_reason=finish_reason,
-            token_ids=token_ids,
-        )
-        if events:
-            choice["events"] = list(events)
-        return self._event({"choices": [choice], **(reports or {})}, usage)
+    async def whole(self, choices: Choices) -> dict[str, Any]:
+        """Returns the answer when all choices are over."""
+        pieces: list[list[Piece]] = [[] for _ in choices.completions]
+        async for index, piece in choices.pieces():
+            if piece is not None:
+                pieces[index].append(piece)
+        made = []
+        for index, (completion, parts) in enumerate(zip(choices.completions, pieces, strict=True)):
+            answer = join_pieces(parts)
+            message = {"role": "assistant", "content": answer.text, "refusal": None}
+            choice = self._choice(index, {"message": message}, answer, completion)
+            made.append(choice | (completion.reports if len(pieces) > 1 else {}))
+        return {
+            **self.head,
+            "object": "chat.completion",
+            "choices": made,
+            "usage": choices.usage,
+            **choices.completions[0].reports,
+        }
 
-    def end_stream(self, *, usage: dict[str, Any], metrics: dict[str, Any]) -> bytes:
-        """Returns the end of the stream, after a usage chunk if ``include_usage``."""
-        if not self._include_usage:
+    async def chunks(self, choices: Choices, idle_s: float | None) -> AsyncIterator[bytes]:
+        """Yields the events of a stream up to the end of the last choice, and a comment after each
+        ``idle_s`` of silence."""
+
+        def event_of(choice: dict[str, Any], reports: dict[str, Any]) -> bytes:
+            usage = choices.usage if self._options.continuous_usage_stats else None
+            return self._event({"choices": [choice], **reports}, usage)
+
+        for index in range(len(choices.completions)):
+            delta = {"role": "assistant", "content": ""}
+            yield event_of(self._choice(index, {"delta": delta}, Piece()), {})
+        async for index, piece in choices.pieces(idle_s):
+            if piece is None:
+                completion = choices.completions[index]
+                choice = self._choice(index, {"delta": {}}, Piece(), completion)
+                yield event_of(choice, completion.reports)
+            elif piece:
+                delta = {"content": piece.text} if piece.text or piece.logprobs else {}
+                choice = self._choice(index, {"delta": delta}, piece)
+                if piece.events:
+                    choice["events"] = list(piece.events)
+                yield event_of(choice, {})
+            else:
+                yield KEEPALIVE
+
+    def end_stream(self, choices: Choices) -> bytes:
+        """Returns the end of the stream, after a usage chunk if the request asks for it."""
+        if not self._options.include_usage:
             return DONE
-        return self._event({"choices": [], "metrics": metrics}, usage) + DONE
+        metrics = client_metrics(choices.records[0])
+        return self._event({"choices": [], "metrics": metrics}, choices.usage) + DONE
 
     def _event(self, fields: dict[str, Any], usage: dict[str, Any] | None) -> bytes:
-        if self._include_usage:
-            fields["usage"] = usage
-        return event({**self._head, **fields})
+        """With ``include_usage`` each chunk has a ``usage``, null where none is given."""
+        with_usage = {"usage": usage} if self._options.include_usage else {}
+        return event({**self.head, "object": "chat.completion.chunk", **fields, **with_usage})
+
+    def _choice(
+        self,
+        index: int,
+        content: dict[str, Any],
+        piece: Piece,
+        ended: Completion | None = None,
+    ) -> dict[str, Any]:
+        """Returns one item of ``choices``; ``content`` holds its ``message`` or ``delta``."""
+        has_logprobs = bool(piece.logprobs or (self._body.logprobs and "message" in content))
+        choice: dict[str, Any] = {
+            "index": index,
+            **content,
+            "logprobs": (
+                {"content": list(piece.logprobs), "refusal": None} if has_logprobs else None
+            ),
+            "finish_reason": None if ended is None else ended.finish_reason,
+        }
+        if ended is not None and self._body.return_token_ids:
+            choice["token_ids"] = ended.token_ids
+        return choice
 
 
 def event(data: dict[str, Any]) -> bytes:
     """Returns one server-sent event."""
     return f"data: {_to_json(data)}\n\n".encode()
-
-
-def choice_json(
-    index: int,
-    content: dict[str, Any],
-    *,
-    logprobs: Sequence[dict[str, Any]] | None,
-    finish_reason: str | None,
-    token_ids: list[int] | None,
-) -> dict[str, Any]:
-    """Returns one item of ``choices``; ``content`` holds its ``message`` or ``delta``."""
-    choice: dict[str, Any] = {
-        "index": index,
-        **content,
-        "logprobs": None if logprobs is None else {"content": list(logprobs), "refusal": None},
-        "finish_reason": finish_reason,
-    }
-    if token_ids is not None:
-        choice["token_ids"] = token_ids
-    return choice

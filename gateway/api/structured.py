@@ -41,14 +41,14 @@ ChoiceList = Annotated[tuple[str, ...], Field(min_length=1, max_length=MAX_CHOIC
 class JsonSchemaFormat(Model):
     """The schema of a response_format."""
 
-    name: str = Field(max_length=MAX_NAME_LENGTH, description="Inert.")
-    description: str | None = Field(default=None, description="Inert.")
-    json_schema: dict[str, Any] = Field(
-        alias="schema", description="A JSON schema, which the answer follows."
-    )
-    strict: StrictBool | None = Field(
-        default=None, description="Inert; every answer follows the schema."
-    )
+    name: str = Field(max_length=MAX_NAME_LENGTH)
+    """Inert."""
+    description: str | None = None
+    """Inert."""
+    json_schema: dict[str, Any] = Field(alias="schema")
+    """A JSON schema, which the answer follows."""
+    strict: StrictBool | None = None
+    """Inert; every answer follows the schema."""
 
 
 class ResponseFormat(Model):
@@ -60,7 +60,9 @@ class ResponseFormat(Model):
     @model_validator(mode="after")
     def _has_its_schema(self) -> ResponseFormat:
         if (self.type == "json_schema") != (self.json_schema is not None):
-            raise refusal("json_schema is given with type json_schema, and only with it")
+            raise refusal(
+                "the type json_schema needs the field json_schema, and other types cannot have it"
+            )
         return self
 
 
@@ -69,30 +71,28 @@ class StructuredOutputs(Model):
 
     neutral: ClassVar[Mapping[str, Neutral]] = STRUCTURED_OUTPUTS
 
-    json_schema: Schema | None = Field(
-        default=None, alias="json", description="A JSON schema, which the answer follows."
-    )
-    json_object: StrictBool | None = Field(default=None, description="Any JSON object.")
-    regex: str | None = Field(default=None, description="The whole answer matches it.")
-    choice: ChoiceList | None = Field(default=None, description="The answer is one of these.")
+    json_schema: Schema | None = Field(default=None, alias="json")
+    """A JSON schema, which the answer follows."""
+    json_object: StrictBool | None = None
+    """Any JSON object."""
+    regex: str | None = None
+    """The whole answer matches it."""
+    choice: ChoiceList | None = None
+    """The answer is one of these."""
 
 
 class StructuredFields(Model):
     """The fields of a chat completion request that constrain its answer; one of them at most."""
 
-    response_format: ResponseFormat | None = Field(
-        default=None, description="Text (the default), a JSON object, or JSON by a schema."
-    )
+    response_format: ResponseFormat | None = None
+    """Text (the default), a JSON object, or JSON by a schema."""
     structured_outputs: StructuredOutputs | None = None
-    guided_json: Schema | None = Field(
-        default=None, description="A JSON schema, which the answer follows; vLLM's earlier name."
-    )
-    guided_regex: str | None = Field(
-        default=None, description="The whole answer matches it; vLLM's earlier name."
-    )
-    guided_choice: ChoiceList | None = Field(
-        default=None, description="The answer is one of these; vLLM's earlier name."
-    )
+    guided_json: Schema | None = None
+    """A JSON schema, which the answer follows; vLLM's earlier name."""
+    guided_regex: str | None = None
+    """The whole answer matches it; vLLM's earlier name."""
+    guided_choice: ChoiceList | None = None
+    """The answer is one of these; vLLM's earlier name."""
 
     @model_validator(mode="after")
     def _one_constrains(self) -> StructuredFields:

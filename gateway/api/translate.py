@@ -11,7 +11,6 @@ from dataclasses import replace
 
 from gateway.api import media_fields
 from gateway.api.schemas import ChatCompletionRequest
-from gateway.api.speculation import given_or
 from gateway.api.structured import constrained_by
 from gateway.common.config import GatewaySettings
 from hippo.base.validation import validate_sampling
@@ -30,6 +29,10 @@ from hippo.types import (
 _MOST_DIGITS = 10  # digits of a token id
 # Drawn seeds are exact as a double, so that every JSON reader can send them back.
 _SEED_BITS = 53
+_SAMPLING_FIELDS = {
+    *("temperature", "top_k", "top_p", "min_p", "min_tokens"),
+    *("repetition_penalty", "presence_penalty", "frequency_penalty"),
+}
 
 
 def _chat_messages(request: ChatCompletionRequest) -> tuple[ChatMessage, ...]:
@@ -56,7 +59,6 @@ def _sampling_params(
 ) -> SamplingParams:
     """Returns the validated parameters of the token rule; a checkpoint's generation configuration
     is not used."""
-    neutral = SamplingParams(temperature=settings.default_temperature, top_p=settings.default_top_p)
     # A request without a seed gets a random one; negative seeds wrap as 64-bit integers.
     seed = secrets.randbits(_SEED_BITS) if request.seed is None else request.seed % 2**64
     biases = []
@@ -67,18 +69,11 @@ def _sampling_params(
                 f"logit_bias names token {shown!r}; token ids are whole numbers", param="logit_bias"
             )
         biases.append((int(key), bias))
-    params = SamplingParams(
-        temperature=given_or(request.temperature, neutral.temperature),
-        top_k=0 if request.top_k in (None, -1) else request.top_k,
-        top_p=given_or(request.top_p, neutral.top_p),
-        min_p=given_or(request.min_p, neutral.min_p),
-        repetition_penalty=given_or(request.repetition_penalty, neutral.repetition_penalty),
-        presence_penalty=given_or(request.presence_penalty, neutral.presence_penalty),
-        frequency_penalty=given_or(request.frequency_penalty, neutral.frequency_penalty),
-        logit_bias=tuple(biases),
-        seed=seed,
-        min_tokens=given_or(request.min_tokens, neutral.min_tokens),
-    )
+    given = request.model_dump(include=_SAMPLING_FIELDS, exclude_none=True)
+    if given.get("top_k") == -1:
+        given["top_k"] = 0
+    defaults = {"temperature": settings.default_temperature, "top_p": settings.default_top_p}
+    params = SamplingParams(logit_bias=tuple(biases), seed=seed, **{**defaults, **given})
     validate_sampling(params, num_token_ids=info.num_token_ids)
     return params
 

@@ -4,24 +4,23 @@ from __future__ import annotations
 
 from collections import Counter
 
-from fastapi import HTTPException
+from gateway.common.errors import RefusedError
 
 # Counted from here on. What is below is bounded by the number of connections, so that an ordinary
 # question is answered beside any number of large ones.
 FREE_BYTES = 1 << 16
 
 
-class MemoryFullError(HTTPException):
+class MemoryFullError(RefusedError):
     """The requests of all clients, or of one, hold as many bytes as they may."""
 
     def __init__(self, message: str) -> None:
-        super().__init__(
-            503, f"{message} (--max-held-mib); send the request again", {"retry-after": "1"}
-        )
+        told = f"{message} (--max-held-mib); send the request again"
+        super().__init__(503, told, "overloaded", headers={"retry-after": "1"})
 
 
 class ByteBudget:
-    """At most ``max_bytes`` are held by all requests, and half of them by those of one client."""
+    """At most ``max_bytes`` are held by all requests; one client's hold half of them at most."""
 
     def __init__(self, max_bytes: int) -> None:
         self._max_bytes = max_bytes

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from fastapi import FastAPI, Request
@@ -54,7 +54,7 @@ _CODES: dict[type[HippoError], str] = {
 }
 
 
-# Of pydantic: what there is too much or too little of, and the limit.
+# The limit, by pydantic's type of an error about a length.
 _LENGTHS = {
     "too_long": "at most {max_length:,} are allowed",
     "too_short": "at least {min_length:,} must be there",
@@ -64,38 +64,27 @@ _NOUNS = {"messages": "messages", "stop": "stop strings"}
 _ADDRESS = re.compile(r" at \S+:\d+\b|\bipv[46]:\S+:\d+: ")
 
 
-class BodyTooLargeError(HTTPException):
-    """The request body, or the video of an upload, exceeds the operator's ``limit``, in bytes."""
+class RefusedError(HTTPException):
+    """A request is refused before its route answers. It is no HippoError, because FastAPI lets only
+    an HTTPException pass when it reads a body."""
 
-    def __init__(self, limit: int, *, is_upload: bool) -> None:
-        what, flag = "request body", "--max-body-bytes"
-        remedy = "; upload a large video (POST /v1/videos), or name its path"
-        if is_upload:
-            what, flag, remedy = "video", "--max-media-bytes", ""
-        super().__init__(
-            413, f"the {what} is larger than {limit} bytes, this server's limit ({flag}){remedy}"
-        )
+    def __init__(
+        self,
+        status: int,
+        message: str,
+        code: str | None = None,
+        *,
+        type_name: str = "invalid_request_error",
+        headers: Mapping[str, str] | None = None,
+    ) -> None:
+        super().__init__(status, message, {"connection": "close", **(headers or {})})
+        self.code = code
+        self.type_name = type_name
 
-
-class BodyStalledError(HTTPException):
-    """The bytes of a request body come too slowly; ``told`` says how slowly."""
-
-    def __init__(self, told: str) -> None:
-        super().__init__(408, f"{told}; send the request again", headers={"connection": "close"})
-
-
-class BodyEncodingError(HTTPException):
-    """A JSON body has a null byte, which JSON in UTF-8 never has."""
-
-    def __init__(self) -> None:
-        super().__init__(400, "the request body is not UTF-8, as JSON must be (RFC 8259)")
-
-
-class BodyTooComplexError(HTTPException):
-    """A JSON body has more than ``most`` values."""
-
-    def __init__(self, most: int) -> None:
-        super().__init__(413, f"the request body has more than {most:,} values; send fewer")
+    def response(self) -> JSONResponse:
+        """Returns the answer; the connection is closed, because a body may still be coming."""
+        body = error_body(str(self.detail), type_name=self.type_name, code=self.code)
+        return JSONResponse(body, status_code=self.status_code, headers=self.headers)
 
 
 def error_body(
@@ -154,35 +143,17 @@ async def _on_validation_error(request: Request, error: Exception) -> JSONRespon
 
 async def _on_http_error(request: Request, error: Exception) -> JSONResponse:
     assert isinstance(error, HTTPException)
-    message = str(error.detail)
-    code = None
+    if isinstance(error, RefusedError):
+        return error.response()
+    message, code = str(error.detail), None
     if error.status_code == 404:
         message, code = f"there is no {request.url.path} here; GET /docs lists what is", "not_found"
     elif error.status_code == 405:
         allowed = (error.headers or {}).get("Allow", "")
         message = f"{request.method} does not fit {request.url.path}; allowed: {allowed}"
         code = "method_not_allowed"
-    elif error.status_code == 413:
-        code = "body_too_large"
-    elif error.status_code == 503:
-        code = "overloaded"
-    elif error.status_code == 408:
-        code = "body_stalled"
-    return JSONResponse(
-        error_body(message, type_name="invalid_request_error", code=code),
-        status_code=error.status_code,
-        headers=error.headers,
-    )
-
-
-def server_is_stopping() -> HippoError:
-    """Returns the error of an answer that a stopping server has ended."""
-    return UnavailableError("the server is stopping; it did not wait for the end of this answer")
-
-
-def request_took_too_long(limit_s: float) -> HippoError:
-    """Returns the error of an answer that exceeded the operator's time limit."""
-    return DeadlineError(f"the request took longer than {limit_s:g} s, this server's limit")
+    body = error_body(message, type_name="invalid_request_error", code=code)
+    return JSONResponse(body, status_code=error.status_code, headers=error.headers)
 
 
 def internal_error() -> JSONResponse:
@@ -192,7 +163,7 @@ def internal_error() -> JSONResponse:
 
 def _explain(errors: Sequence[Any], request: Request) -> tuple[str, str | None]:
     """Returns pydantic's first error as one sentence, and the path of the field at fault."""
-    # Of a value of several types, the text is the one that was meant.
+    # If a value may have several types, the text was meant.
     first = next((each for each in errors if each["type"] == "string_unicode"), errors[0])
     if first["type"] == "json_invalid":
         reason, at = first["ctx"]["error"], first["loc"][-1]

@@ -15,16 +15,16 @@ SHA-256 of a key instead of the key itself, and limits for each key:
 
 from __future__ import annotations
 
-import dataclasses
 import hashlib
 import hmac
 import re
 import time
 import tomllib
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from hippo.base.config import SettingsError
 from hippo.errors import InvalidRequestError, OverloadedError
@@ -41,20 +41,21 @@ class RateLimitedError(OverloadedError):
         self.retry_after_s = retry_after_s
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Limits:
+class Limits(BaseModel):
     """The limits of one key; 0 means no limit."""
 
-    requests_per_minute: int = 0
-    concurrent_requests: int = 0
-    visual_tokens_per_minute: int = 0
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
 
-    def __post_init__(self) -> None:
-        """Raises ValueError for a limit that is not a whole number of 0 or more."""
-        for spec in dataclasses.fields(self):
-            value = getattr(self, spec.name)
-            if isinstance(value, bool) or not isinstance(value, int) or value < 0:
-                raise ValueError(f"{spec.name} is {value!r}; expected a whole number, 0 or more")
+    requests_per_minute: int = Field(default=0, ge=0)
+    concurrent_requests: int = Field(default=0, ge=0)
+    visual_tokens_per_minute: int = Field(default=0, ge=0)
+
+
+class _KeyTable(Limits):
+    """A key's table in the file."""
+
+    key: str | None = None
+    sha256: str | None = Field(default=None, pattern=r"^[0-9a-fA-F]{64}$")
 
 
 class _Bucket:
@@ -219,9 +220,7 @@ def load_keyring(keys: Sequence[str], path: str, limits: Limits) -> Keyring:
             raise SettingsError(f"--api-keys: number {number} is not of the form name=key")
         add(name.strip(), _digest_of(key.strip(), name), limits)
     for name, table in _read_file(path).items() if path else ():
-        if not isinstance(table, dict):
-            raise SettingsError(f"{path}: expected tables such as [alice], found {name!r}")
-        add(name, *_from_table(path, name, dict(table), limits))
+        add(name, *_from_table(path, name, table, limits))
     return Keyring(allowances)
 
 
@@ -234,27 +233,22 @@ def _read_file(path: str) -> dict[str, Any]:
         raise SettingsError(f"--api-keys-file {path} is not TOML: {error}") from None
 
 
-def _from_table(
-    path: str, name: str, table: dict[str, Any], limits: Limits
-) -> tuple[bytes, Limits]:
-    key, digest = table.pop("key", None), table.pop("sha256", None)
-    if (key is None) == (digest is None):
-        raise SettingsError(f"{path}: [{name}] needs either key or sha256")
+def _from_table(path: str, name: str, table: Any, limits: Limits) -> tuple[bytes, Limits]:
+    if not isinstance(table, dict):
+        raise SettingsError(f"{path}: expected tables such as [alice], found {name!r}")
     try:
-        own = dataclasses.replace(limits, **table)
-    except TypeError:
-        known = ", ".join(["key", "sha256", *(spec.name for spec in dataclasses.fields(Limits))])
-        unknown = ", ".join(sorted(set(table) - {spec.name for spec in dataclasses.fields(Limits)}))
-        raise SettingsError(f"{path}: [{name}] has {unknown}; there are {known}") from None
-    except ValueError as error:
-        raise SettingsError(f"{path}: [{name}]: {error}") from None
-    if key is not None:
-        if not isinstance(key, str):
-            raise SettingsError(f"{path}: [{name}]: key must be a string")
-        return _digest_of(key, name), own
-    if not (isinstance(digest, str) and re.fullmatch(r"[0-9a-fA-F]{64}", digest)):
-        raise SettingsError(f"{path}: [{name}]: sha256 must be 64 hexadecimal digits")
-    return bytes.fromhex(digest), own
+        own = _KeyTable.model_validate({**limits.model_dump(), **table})
+    except ValidationError as error:
+        first = error.errors(include_input=False)[0]
+        known = ", ".join(("key", "sha256", *Limits.model_fields))
+        fault = f"{'.'.join(map(str, first['loc']))}: {first['msg']}"
+        raise SettingsError(f"{path}: [{name}]: {fault} (there are {known})") from None
+    limits = Limits.model_validate(own.model_dump(exclude={"key", "sha256"}))
+    if own.key is not None and own.sha256 is None:
+        return _digest_of(own.key, name), limits
+    if own.sha256 is not None and own.key is None:
+        return bytes.fromhex(own.sha256), limits
+    raise SettingsError(f"{path}: [{name}] needs either key or sha256")
 
 
 def _digest_of(key: str, name: str) -> bytes:

@@ -1,4 +1,4 @@
-"""Bounds connections: their number, those of one address, and the time for a request's head."""
+"""Bounds connections in all and from one address, and the time for a request's head."""
 
 from __future__ import annotations
 

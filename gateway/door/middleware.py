@@ -3,26 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import re
 import time
 import uuid
 
-from fastapi.responses import JSONResponse
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from gateway.common.budget import ByteBudget, Holding
-from gateway.common.errors import (
-    QUIET_PATHS,
-    BodyEncodingError,
-    BodyStalledError,
-    BodyTooComplexError,
-    BodyTooLargeError,
-    error_body,
-    error_response,
-    internal_error,
-)
+from gateway.common.errors import QUIET_PATHS, RefusedError, error_response, internal_error
 from gateway.common.keys import Allowance, Keyring, RateLimitedError
 from gateway.common.metrics import GatewayMetrics
 from gateway.door.json_values import ValueCounter
@@ -41,12 +32,11 @@ _FORM_OVERHEAD_BYTES = 1 << 16  # a form's other fields and headers
 _LONGEST_PAUSE_S = 60.0
 _SLOW_START_S = 30.0
 _LEAST_RATE = 1 << 15  # bytes a second after the start: a quarter of a slow uplink (1 Mbit/s)
-# Of a JSON body: parsed in some 0.1 s, and more than the longest lists of all fields together have.
+# A JSON body of so many values is parsed in some 0.1 s; the longest lists of all fields have fewer.
 _MOST_VALUES = 1 << 16
-_LARGE_BYTES = 1 << 20  # whose memory is worth a call to give it back
+_LARGE_BYTES = 1 << 20  # a request of more bytes is worth a call that gives memory back
 _TRIM_AFTER_S = 0.1  # when nothing of the request is referred to any more
-LEFT = 499
-"""nginx's status for a client that left before the answer began."""
+_LEFT = 499  # nginx's status for a client that left before the answer began
 # OpenTelemetry's names of methods; another one, which a client may make up, is "_OTHER".
 _METHODS = frozenset({"DELETE", "GET", "HEAD", "OPTIONS", "PATCH", "POST", "PUT"})
 _WITH_BODY = frozenset({"PATCH", "POST", "PUT"})
@@ -56,7 +46,8 @@ _REQUEST_ID = re.compile(r"[\x21-\x7e]{1,128}")
 class RequestMiddleware:
     """Sets request ids, limits bodies, counts and logs requests.
 
-    It is plain ASGI, so streams are not buffered.
+    It is plain ASGI, so streams are not buffered. The routes see HEAD as GET: uvicorn leaves out
+    the body.
     """
 
     def __init__(
@@ -79,28 +70,26 @@ class RequestMiddleware:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
-        elif scope["path"] in QUIET_PATHS:
-            await self._handle(scope, receive, send, NO_SPAN)
-        else:
-            method = _method(scope)
-            attributes = {"http.request.method": method, "url.path": scope["path"]}
-            with span(
-                method, kind="server", attributes=attributes, parent=Headers(scope=scope)
-            ) as own:
-                await self._handle(scope, receive, send, own)
+            return
+        method = scope["method"] if scope["method"] in _METHODS else "_OTHER"
+        attributes = {"http.request.method": method, "url.path": scope["path"]}
+        is_quiet = scope["path"] in QUIET_PATHS
+        traced = span(method, kind="server", attributes=attributes, parent=Headers(scope=scope))
+        with contextlib.nullcontext(NO_SPAN) if is_quiet else traced as own:
+            await self._handle(scope, receive, send, own, method)
 
-    async def _handle(self, scope: Scope, receive: Receive, send: Send, own: Span) -> None:
+    async def _handle(
+        self, scope: Scope, receive: Receive, send: Send, own: Span, method: str
+    ) -> None:
         """Handles a request, whose span is ``own``."""
         started_ns = time.monotonic_ns()
-        headers = Headers(scope=scope)
-        given = headers.get("x-request-id", "")
+        given = Headers(scope=scope).get("x-request-id", "")
         request_id = given if _REQUEST_ID.fullmatch(given) else uuid.uuid4().hex
         state = scope.setdefault("state", {})
-        state["request_id"], state["received_ns"] = request_id, started_ns
+        body = _Body(scope, receive, self._budget, self._max_body_bytes, self._max_file_bytes)
+        state |= {"request_id": request_id, "received_ns": started_ns, "body": body}
         token = request_id_var.set(request_id)
-        status = LEFT
-        body = _Body(scope, receive, self._limit_of(scope), self._budget)
-        state["body"] = body
+        status = _LEFT
 
         async def named_send(message: Message) -> None:
             nonlocal status
@@ -112,80 +101,68 @@ class RequestMiddleware:
                     headers.setdefault(name, value)
             await send(message)
 
+        seen = {**scope, "method": "GET"} if method == "HEAD" else scope
         try:
-            if _declared_length(headers) > body.max_bytes:
-                error = body.too_large()
-                await _refusal(413, error.detail, code="body_too_large")(scope, receive, named_send)
-                return
-            encoding = headers.get("content-encoding", "identity").strip().lower()
-            if encoding not in ("", "identity") and scope["method"] in _WITH_BODY:
-                detail = (
-                    f"the request body is compressed ({shorten(encoding)}); this server reads none "
-                    "that is: send it without Content-Encoding"
-                )
-                await _refusal(400, detail)(scope, receive, named_send)
-                return
-            await self._app(scope, body.receive, named_send)
+            body.check_head()
+            await self._app(seen, body.receive, named_send)
+        except RefusedError as error:
+            await error.response()(scope, receive, named_send)
         except Exception as error:
             own.fail(error)
             # Handled here, where the request's id is still set for the log record.
             logger.exception("a request failed unexpectedly")
-            if status != LEFT:
+            if status != _LEFT:
                 raise  # the answer has begun, so the server cuts the connection
             await internal_error()(scope, receive, named_send)
         finally:
             body.release()
-            extra: dict[str, object] = (
-                {} if state.get("key") is None else {"key": state["key"].name}
-            )
-            elapsed_s = (time.monotonic_ns() - started_ns) / 1e9
-            path = getattr(scope.get("route"), "path", "unknown")
+            path = getattr(seen.get("route"), "path", "unknown")
             self._metrics.count_request(path, status)
-            answered = None if status == LEFT else status
+            key = state["key"].name if state.get("key") is not None else None
+            answered = None if status == _LEFT else status
             own.set(
                 {
                     "http.route": path,
                     "http.response.status_code": answered,
                     "hippo.request_id": request_id,
                     "hippo.outcome": "cancelled" if answered is None else None,
-                    "hippo.key": extra.get("key"),
+                    "hippo.key": key,
                 },
-                name=f"{_method(scope)} {path}",
+                name=f"{method} {path}",
             )
-            level = logging.DEBUG if path in QUIET_PATHS else logging.INFO
+            elapsed_ms = round((time.monotonic_ns() - started_ns) / 1e6, 1)
             logger.log(
-                level,
+                logging.DEBUG if path in QUIET_PATHS else logging.INFO,
                 "%s %s %d",
                 scope["method"],
                 scope["path"],
                 status,
-                extra={**extra, "elapsed_ms": round(elapsed_s * 1e3, 1)},
+                extra={**({} if key is None else {"key": key}), "elapsed_ms": elapsed_ms},
             )
             request_id_var.reset(token)
-
-    def _limit_of(self, scope: Scope) -> tuple[int, bool]:
-        """Returns the most bytes of a request's body or upload, and whether it is an upload."""
-        is_upload = (scope["method"], scope["path"]) == ("POST", UPLOADS)
-        return self._max_file_bytes if is_upload else self._max_body_bytes, is_upload
 
 
 class _Body:
     """The body of a request: what it may be, how fast it comes, and what of it is held."""
 
     def __init__(
-        self, scope: Scope, receive: Receive, limit: tuple[int, bool], budget: ByteBudget
+        self,
+        scope: Scope,
+        receive: Receive,
+        budget: ByteBudget,
+        max_body_bytes: int,
+        max_file_bytes: int,
     ) -> None:
-        """``limit`` has the most bytes, and whether they are an upload's, which goes to disk."""
         self._scope = scope
         self._receive = receive
-        self._limit, self._is_upload = limit
         self._budget = budget
+        self._is_upload = (scope["method"], scope["path"]) == ("POST", UPLOADS)
+        self._limit = max_file_bytes if self._is_upload else max_body_bytes
         self._holding: Holding | None = None
         self._began_s = time.monotonic()
         self._num_received = 0
         self._values = ValueCounter()
         self._is_complete = False  # from then on ``receive`` waits for the client to leave
-        self.max_bytes = self._limit + (_FORM_OVERHEAD_BYTES if self._is_upload else 0)
 
     @property
     def holding(self) -> Holding:
@@ -201,26 +178,37 @@ class _Body:
         address = (self._scope.get("client") or ("",))[0]
         return f"address {address}" if key is None else key.name
 
+    def check_head(self) -> None:
+        """Raises RefusedError for a body that its head says to be too large or compressed."""
+        headers = Headers(scope=self._scope)
+        declared = headers.get("content-length", "")
+        self._check_size(int(declared) if declared.isdigit() else 0)
+        encoding = headers.get("content-encoding", "identity").strip().lower()
+        if encoding not in ("", "identity") and self._scope["method"] in _WITH_BODY:
+            raise RefusedError(
+                400,
+                f"the request body is compressed ({shorten(encoding)}); this server reads none "
+                "that is: send it without Content-Encoding",
+            )
+
     async def receive(self) -> Message:
-        """Returns the next message; raises HTTPException if the body is more than it may be."""
+        """Returns the next message; raises RefusedError if the body is more than it may be."""
         message = await (self._receive() if self._is_complete else self._receive_in_time())
         self._is_complete = not message.get("more_body", False)
         if message["type"] == "http.request":
             piece: bytes = message.get("body", b"")
             self._num_received += len(piece)
-            if self._num_received > self.max_bytes:
-                raise self.too_large()
+            self._check_size(self._num_received)
             if not self._is_upload:
-                if b"\0" in piece:  # of UTF-16 and UTF-32, in which the counter sees no values
-                    raise BodyEncodingError
+                if b"\0" in piece:  # in UTF-16 and UTF-32 the counter sees no values
+                    told = "the request body is not UTF-8, as JSON must be (RFC 8259)"
+                    raise RefusedError(400, told)
                 self.holding.take(len(piece))
                 self._values.feed(piece)
                 if self._values.num_values > _MOST_VALUES:
-                    raise BodyTooComplexError(_MOST_VALUES)
+                    told = f"the request body has more than {_MOST_VALUES:,} values; send fewer"
+                    raise RefusedError(413, told, "body_too_large")
         return message
-
-    def too_large(self) -> BodyTooLargeError:
-        return BodyTooLargeError(self._limit, is_upload=self._is_upload)
 
     def release(self) -> None:
         """Gives back what the request holds; returns the memory to the system if it was much."""
@@ -231,6 +219,18 @@ class _Body:
             loop.call_later(_TRIM_AFTER_S, loop.run_in_executor, None, trim_heap)
         self._holding.release()
 
+    def _check_size(self, num_bytes: int) -> None:
+        if num_bytes <= self._limit + (_FORM_OVERHEAD_BYTES if self._is_upload else 0):
+            return
+        what, flag = "request body", "--max-body-bytes"
+        remedy = "; upload a large video (POST /v1/videos), or name its path"
+        if self._is_upload:
+            what, flag, remedy = "video", "--max-media-bytes", ""
+        told = (
+            f"the {what} is larger than {self._limit} bytes, this server's limit ({flag}){remedy}"
+        )
+        raise RefusedError(413, told, "body_too_large")
+
     async def _receive_in_time(self) -> Message:
         elapsed_s = time.monotonic() - self._began_s
         left_s = _SLOW_START_S + self._num_received / _LEAST_RATE - elapsed_s
@@ -238,40 +238,14 @@ class _Body:
             async with asyncio.timeout(min(_LONGEST_PAUSE_S, left_s)):
                 return await self._receive()
         except TimeoutError:
-            raise BodyStalledError(
+            raise RefusedError(
+                408,
                 f"{self._num_received:,} bytes of the request body have come in "
                 f"{time.monotonic() - self._began_s:.0f} s, and more were to come; after "
-                f"{_SLOW_START_S:g} s at least {_LEAST_RATE:,} a second are needed"
+                f"{_SLOW_START_S:g} s at least {_LEAST_RATE:,} a second are needed; send the "
+                "request again",
+                "body_stalled",
             ) from None
-
-
-def _refusal(status: int, message: str, code: str | None = None) -> JSONResponse:
-    """Returns the answer to a request whose body is not read."""
-    body = error_body(message, type_name="invalid_request_error", code=code)
-    return JSONResponse(body, status_code=status, headers={"connection": "close"})
-
-
-class HeadMiddleware:
-    """Answers HEAD as GET, without the body."""
-
-    def __init__(self, app: ASGIApp) -> None:
-        self._app = app
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http" or scope["method"] != "HEAD":
-            await self._app(scope, receive, send)
-            return
-        got = {**scope, "method": "GET"}
-
-        async def send_head(message: Message) -> None:
-            if message["type"] == "http.response.body":
-                message = {**message, "body": b""}
-            await send(message)
-
-        try:
-            await self._app(got, receive, send_head)
-        finally:
-            scope.update({name: got[name] for name in ("route", "endpoint") if name in got})
 
 
 class KeyMiddleware:
@@ -286,26 +260,19 @@ class KeyMiddleware:
         self._keyring = keyring
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "http":
-            allowance = None
-            if not self._keyring.is_open and scope["path"].startswith(GUARDED):
-                scheme, _, key = Headers(scope=scope).get("authorization", "").partition(" ")
-                if scheme.lower() == "bearer":
-                    allowance = self._keyring.find(key.strip())
-                if allowance is None:
-                    await _unauthorized(has_key=bool(key))(scope, receive, send)
-                    return
-            scope.setdefault("state", {}).update(key=allowance, admission=None)
-            if allowance is not None and scope["method"] == "POST":
-                await self._admit(allowance, scope, receive, send)
-                return
-        await self._app(scope, receive, send)
-
-    async def _admit(
-        self, allowance: Allowance, scope: Scope, receive: Receive, send: Send
-    ) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        allowance = admission = None
         try:
-            admission = allowance.admit()
+            if not self._keyring.is_open and scope["path"].startswith(GUARDED):
+                allowance = self._allowance(Headers(scope=scope).get("authorization", ""))
+            scope.setdefault("state", {})["key"] = allowance
+            if allowance is not None and scope["method"] == "POST":
+                admission = allowance.admit()
+        except RefusedError as error:
+            await error.response()(scope, receive, send)
+            return
         except RateLimitedError as error:
             refusal = error_response(error, path=scope["path"])
             refusal.headers["connection"] = "close"
@@ -314,30 +281,26 @@ class KeyMiddleware:
 
         async def send_releasing(message: Message) -> None:
             # Before the last byte: a client that has its answer may ask again at once.
-            if message["type"] == "http.response.body" and not message.get("more_body"):
+            is_last = message["type"] == "http.response.body" and not message.get("more_body")
+            if admission is not None and is_last:
                 admission.release()
             await send(message)
 
         scope["state"]["admission"] = admission
-        with admission:
+        with admission or contextlib.nullcontext():
             await self._app(scope, receive, send_releasing)
 
-
-def _unauthorized(*, has_key: bool) -> JSONResponse:
-    fault = "this API key is not known here" if has_key else "an API key is needed"
-    body = error_body(
-        f"{fault}: send the header 'Authorization: Bearer KEY'",
-        type_name="authentication_error",
-        code="invalid_api_key",
-    )
-    headers = {"www-authenticate": "Bearer", "connection": "close"}
-    return JSONResponse(body, status_code=401, headers=headers)
-
-
-def _method(scope: Scope) -> str:
-    return scope["method"] if scope["method"] in _METHODS else "_OTHER"
-
-
-def _declared_length(headers: Headers) -> int:
-    declared = headers.get("content-length", "")
-    return int(declared) if declared.isdigit() else 0
+    def _allowance(self, authorization: str) -> Allowance:
+        """Returns the allowance of the key in a header; raises RefusedError without a known key."""
+        scheme, _, key = authorization.partition(" ")
+        allowance = self._keyring.find(key.strip()) if scheme.lower() == "bearer" else None
+        if allowance is not None:
+            return allowance
+        fault = "this API key is not known here" if key else "an API key is needed"
+        raise RefusedError(
+            401,
+            f"{fault}: send the header 'Authorization: Bearer KEY'",
+            "invalid_api_key",
+            type_name="authentication_error",
+            headers={"www-authenticate": "Bearer"},
+        )

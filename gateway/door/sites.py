@@ -11,11 +11,10 @@ import ipaddress
 from collections.abc import Collection
 from urllib.parse import urlsplit
 
-from fastapi.responses import JSONResponse
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from gateway.common.errors import error_body
+from gateway.common.errors import RefusedError
 from hippo.base.local_files import shorten
 
 _READING = frozenset({"GET", "HEAD", "OPTIONS"})
@@ -25,7 +24,7 @@ GUARDS = {
     "referrer-policy": "no-referrer",
     "x-content-type-options": "nosniff",
 }
-"""Headers of all answers but the page's own: they are data, of which a browser runs nothing."""
+"""Headers of all answers but the page's own: browsers must run nothing of the data in them."""
 
 
 class SiteMiddleware:
@@ -35,31 +34,29 @@ class SiteMiddleware:
         self, app: ASGIApp, *, allowed_hosts: Collection[str], origins: Collection[str]
     ) -> None:
         """``allowed_hosts`` are names without a port, ``*.name`` for subdomains, ``*`` for all,
-        beside local names; ``origins`` those of other sites whose pages may send requests, ``*``
-        for all."""
+        beside local names; ``origins`` are the other sites whose pages may send requests, ``*`` for
+        all."""
         self._app = app
         self._hosts = frozenset(name.lower() for name in allowed_hosts)
         self._origins = frozenset(origins)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http":
-            await self._app(scope, receive, send)
-            return
-        problem = self._problem(scope["method"], Headers(scope=scope))
+        is_http = scope["type"] == "http"
+        problem = self._problem(scope["method"], Headers(scope=scope)) if is_http else None
         if problem is None:
             await self._app(scope, receive, send)
             return
-        body = error_body(problem, type_name="permission_error", code="site_not_allowed")
-        refusal = JSONResponse(body, status_code=403, headers={"connection": "close"})
-        await refusal(scope, receive, send)
+        refused = RefusedError(403, problem, "site_not_allowed", type_name="permission_error")
+        await refused.response()(scope, receive, send)
 
     def _problem(self, method: str, headers: Headers) -> str | None:
         """Returns why a request is refused."""
         host = headers.get("host", "")
         if not self._is_ours(host):
             return (
-                f"the request is for the host {shorten(host)!r}, which is none of this server's: "
-                "use its address, localhost, or a name that the operator gives with --allowed-hosts"
+                f"the request is for the host {shorten(host)!r}, which is not a name of this "
+                "server: use its address, localhost, or a name that the operator gives with "
+                "--allowed-hosts"
             )
         origin = headers.get("origin", "")
         site, mode = headers.get("sec-fetch-site"), headers.get("sec-fetch-mode")

@@ -5,22 +5,19 @@ from __future__ import annotations
 import asyncio
 import ipaddress
 import socket
-import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from http.cookiejar import CookieJar, DefaultCookiePolicy
-from urllib.parse import urljoin, urlsplit
 
 import httpx
 
 from gateway.common.config import GatewaySettings
+from gateway.media.uploads import too_large
 from hippo.errors import ForbiddenError, MediaError
 from hippo.version import ADDRESS, distribution_version
 
 _MAX_REDIRECTS = 3
 _DEFAULT_PORTS = {"http": 80, "https": 443}
-_ZLIB, _ANY_HEADER = ("gzip", "x-gzip", "deflate"), 32 + zlib.MAX_WBITS
-_OTHER_ENCODINGS = ("br", "zstd", "compress", "x-compress")
-_PIECE_BYTES = 1 << 20
+_COMPRESSED = ("gzip", "x-gzip", "deflate", "br", "zstd", "compress", "x-compress")
 _NAT64 = ipaddress.ip_network("64:ff9b::/96")
 # What ``is_global`` of Python 3.11 to 3.14 does not exclude everywhere.
 _NOT_PUBLIC = tuple(
@@ -36,7 +33,7 @@ _NOT_PUBLIC = tuple(
             "3fff::/20",  # documentation, RFC 9637
             "5f00::/16",  # segment routing, RFC 9602
             "fec0::/10",  # site-local, RFC 3879
-            "192.0.0.0/24",  # of protocols, RFC 6890
+            "192.0.0.0/24",  # for protocols, RFC 6890
             "192.88.99.0/24",  # 6to4 relays, RFC 7526
         ),
     )
@@ -56,8 +53,11 @@ class UrlFetcher:
     """
 
     def __init__(self, settings: GatewaySettings) -> None:
-        names = (domain.lower().rstrip(".") for domain in settings.allowed_media_domains)
-        self._allowed_domains = tuple(map(_ascii, names))
+        # In the ASCII form (IDNA) that DNS and certificates use.
+        self._allowed_domains = tuple(
+            "*." * each.startswith("*.") + httpx.URL(host=each.removeprefix("*.")).raw_host.decode()
+            for each in (domain.rstrip(".") for domain in settings.allowed_media_domains)
+        )
         self._schemes = ("https", "http") if settings.allow_http_media else ("https",)
         self._allow_private_addresses = settings.allow_private_media_addresses
         self._timeout_s = settings.media_timeout_s
@@ -75,11 +75,12 @@ class UrlFetcher:
             )
         try:
             async with asyncio.timeout(self._timeout_s):
+                hop = httpx.URL(url)
                 for _ in range(_MAX_REDIRECTS + 1):
-                    result = await self._fetch_hop(url, count_bytes)
+                    result = await self._fetch_hop(hop, count_bytes)
                     if isinstance(result, bytes):
                         return result
-                    url = _joined(url, result)
+                    hop = hop.join(result)
         except TimeoutError:
             raise MediaError(
                 f"fetching the URL took longer than {self._timeout_s:g} s, this server's limit"
@@ -96,16 +97,11 @@ class UrlFetcher:
         if self._client is not None:
             await self._client.aclose()
 
-    async def _fetch_hop(self, url: str, count_bytes: Callable[[int], None]) -> bytes | str:
+    async def _fetch_hop(self, url: httpx.URL, count_bytes: Callable[[int], None]) -> bytes | str:
         """Returns the body (bytes), or the location of a redirect (str)."""
-        host, port, scheme = self._check_url(url)
+        host = self._checked_host(url)
+        port = url.port or _DEFAULT_PORTS[url.scheme]
         address = await self._resolve(host, port)
-        parts = urlsplit(url)
-        shown = f"[{address}]" if ":" in address else address
-        host_header = f"[{host}]" if ":" in host else host
-        if port != _DEFAULT_PORTS[scheme]:
-            host_header += f":{port}"
-        pinned = parts._replace(netloc=f"{shown}:{port}", fragment="").geturl()
         if self._client is None:
             # trust_env: proxies and credentials of the environment are not for clients' URLs.
             # The jar takes no cookie: one client's fetch must not change another's.
@@ -118,15 +114,15 @@ class UrlFetcher:
             )
         request = self._client.build_request(
             "GET",
-            pinned,
+            url.copy_with(host=address),
             headers={
-                "Host": host_header,
+                "Host": url.copy_with(host=host).netloc.decode(),
                 "User-Agent": f"hippo/{distribution_version()} (+{ADDRESS})",
                 "Accept": "*/*",
-                "Accept-Encoding": "identity",  # videos are compressed
+                "Accept-Encoding": "identity",  # videos are compressed already
             },
             # The certificate is checked for the host name, not for the address.
-            extensions={"sni_hostname": host} if scheme == "https" else None,
+            extensions={"sni_hostname": host} if url.scheme == "https" else None,
         )
         response = await self._client.send(request, stream=True)
         try:
@@ -136,47 +132,39 @@ class UrlFetcher:
                 raise MediaError(f"the URL answered with status {response.status_code}")
             declared = response.headers.get("content-length", "")
             if declared.isdigit() and int(declared) > self._max_bytes:
-                raise self._too_large()
+                raise too_large("URL's file", self._max_bytes)
+            # Servers also send values that name no compression, such as utf-8.
+            encoding = response.headers.get("content-encoding", "").strip().lower()
+            if encoding in _COMPRESSED:
+                raise MediaError(
+                    f"the URL's reply is compressed ({encoding}), which was not asked for; the "
+                    "server at the URL must send the file as it is"
+                )
             body = bytearray()
-            content = _Content(response.headers.get("content-encoding", ""))
-            num_stored = 0
-            async for stored in response.aiter_raw():
-                num_stored += len(stored)
-                if num_stored > self._max_bytes:
-                    raise self._too_large()
-                for piece in content.pieces(stored):
-                    count_bytes(len(piece))
-                    body += piece
-                    if len(body) > self._max_bytes:
-                        raise self._too_large()
-                    await asyncio.sleep(0)  # a compressed piece may be a thousand times as large
-            content.check_end()
+            async for piece in response.aiter_raw():
+                count_bytes(len(piece))
+                body += piece
+                if len(body) > self._max_bytes:
+                    raise too_large("URL's file", self._max_bytes)
             return bytes(body)
         finally:
             await response.aclose()
 
-    def _too_large(self) -> MediaError:
-        limit = f"{self._max_bytes} bytes, this server's limit (--max-media-bytes)"
-        return MediaError(f"the URL's file is larger than {limit}")
-
-    def _check_url(self, url: str) -> tuple[str, int, str]:
-        try:
-            parts = urlsplit(url)
-            host, port, scheme = parts.hostname, parts.port, parts.scheme.lower()
-        except ValueError as error:
-            raise MediaError(f"the URL is malformed: {error}") from None
-        if scheme not in self._schemes:
+    def _checked_host(self, url: httpx.URL) -> str:
+        """Returns the host's name in ASCII; raises ForbiddenError for a URL that is not allowed."""
+        if url.scheme not in self._schemes:
             raise ForbiddenError(
-                f"the URL's scheme is {scheme!r}; this server fetches {' and '.join(self._schemes)}"
+                f"the URL's scheme is {url.scheme!r}; this server fetches "
+                f"{' and '.join(self._schemes)}"
             )
-        if not host:
-            raise MediaError("the URL has no host")
-        if parts.username is not None or parts.password is not None:
+        if not url.host or (url.port or 0) > 65535:
+            raise MediaError("the URL has no host, or a port above 65,535")
+        if url.userinfo:
             raise ForbiddenError("the URL holds credentials; this server sends none")
-        host = _ascii(host.rstrip("."))
+        host = url.raw_host.decode().rstrip(".")
         if not any(_matches(host, domain) for domain in self._allowed_domains):
             raise ForbiddenError(f"the URL's host {host!r} is not on this server's list")
-        return host, port or _DEFAULT_PORTS[scheme], scheme
+        return host
 
     async def _resolve(self, host: str, port: int) -> str:
         loop = asyncio.get_running_loop()
@@ -194,57 +182,11 @@ class UrlFetcher:
         return addresses[0]
 
 
-class _Content:
-    """Undoes the compression of a reply, which some servers send unasked."""
-
-    def __init__(self, encoding: str) -> None:
-        """Raises MediaError for an encoding that cannot be undone."""
-        # Servers also send values that name no compression, such as utf-8: those change nothing.
-        self._encoding = encoding.strip().lower()
-        self._unpacker = zlib.decompressobj(_ANY_HEADER) if self._encoding in _ZLIB else None
-        self._has_begun = False
-        if self._encoding in _OTHER_ENCODINGS:
-            raise MediaError(
-                f"the URL's reply is compressed ({self._encoding}), which was not asked for; gzip "
-                "and deflate can be read"
-            )
-
-    def pieces(self, stored: bytes) -> Iterator[bytes]:
-        """Yields the content in pieces of at most 1 MiB; raises MediaError if it is damaged."""
-        if self._unpacker is not None and not self._has_begun and stored:
-            self._has_begun = True
-            if self._encoding != "deflate" and not stored.startswith(b"\x1f"):
-                self._unpacker = None  # a file that is stored with a wrong label
-            elif self._encoding == "deflate" and stored[0] & 15 != 8:  # no header of zlib's
-                self._unpacker = zlib.decompressobj(-zlib.MAX_WBITS)
-        if self._unpacker is None:
-            yield stored
-            return
-        try:
-            while stored:
-                if self._unpacker.eof:  # gzip files may be joined, or be filled up with zeros
-                    stored = stored.lstrip(b"\0")
-                    if not stored:
-                        break
-                    self._unpacker = zlib.decompressobj(_ANY_HEADER)
-                yield self._unpacker.decompress(stored, _PIECE_BYTES)
-                stored = self._unpacker.unconsumed_tail or self._unpacker.unused_data
-        except zlib.error:
-            raise MediaError(
-                f"the URL's reply says that it is compressed ({self._encoding}), and is not"
-            ) from None
-
-    def check_end(self) -> None:
-        """Raises MediaError if the content is not whole."""
-        if self._unpacker is not None and not self._unpacker.eof:
-            raise MediaError(f"the URL's reply ({self._encoding}) is cut off")
-
-
 def is_public_address(address: str) -> bool:
     """Whether an address is public.
 
-    Of the IPv6 addresses that embed an IPv4 one only those of NAT64's public prefix can be, by
-    which networks without IPv4 reach the others, and only if the embedded one is public.
+    An IPv6 address that embeds an IPv4 address is public only under NAT64's public prefix, by which
+    networks without IPv4 reach the others, and only if the embedded address is public.
     """
     try:
         parsed = ipaddress.ip_address(address.partition("%")[0])
@@ -255,23 +197,6 @@ def is_public_address(address: str) -> bool:
     if any(parsed in network for network in _NOT_PUBLIC):
         return False
     return parsed.is_global and not parsed.is_multicast
-
-
-def _joined(url: str, location: str) -> str:
-    try:
-        return urljoin(url, location)
-    except ValueError as error:
-        raise MediaError(f"the URL redirects to one that is malformed: {error}") from None
-
-
-def _ascii(host: str) -> str:
-    """Returns a host name in the ASCII form (IDNA) that DNS and certificates use."""
-    if host.isascii():
-        return host
-    try:
-        return host.encode("idna").decode()
-    except UnicodeError:
-        raise MediaError(f"the URL's host {host!r} is no name") from None
 
 
 def _matches(host: str, domain: str) -> bool:

@@ -18,7 +18,7 @@ from urllib.parse import unquote, urlsplit
 from gateway.common.budget import Holding
 from gateway.common.config import GatewaySettings
 from gateway.media.fetch import UrlFetcher
-from gateway.media.uploads import Uploads, is_upload_id
+from gateway.media.uploads import Uploads, is_upload_id, too_large
 from hippo.base.local_files import LocalFiles, shorten
 from hippo.base.tasks import gather_or_cancel
 from hippo.base.tracing import span
@@ -29,7 +29,7 @@ from hippo.types import Media, MediaKind
 _FRAMES_TYPE = "video/jpeg"
 _SCHEME = re.compile(r"\s*([A-Za-z][A-Za-z0-9+.-]{0,15}):")
 _BASE64 = re.compile(r";\s*base64\s*,", re.IGNORECASE)  # types may have commas before it
-_MAX_HEADER_LENGTH = 1024  # of a data: URL
+_MAX_HEADER_LENGTH = 1024  # a data: URL's
 _URL_SAFE = bytes.maketrans(b"-_", b"+/")
 _WHITE_SPACE = b" \t\r\n\f"
 
@@ -44,8 +44,8 @@ class FrameTimes:
     duration_s: float | None = None
 
     def frame_seconds(self, num_frames: int) -> tuple[list[float], float]:
-        """Returns the time of each frame in the clip and the last one's end, in seconds; it lasts
-        as long as the others on average, or to the end of the clip.
+        """Returns the time of each frame in the clip and the end of the last frame, in seconds; the
+        last frame lasts as long as the others on average, or to the end of the clip.
 
         Raises InvalidRequestError if the indices or the duration do not fit the frames.
         """
@@ -224,7 +224,7 @@ class MediaReader:
         payload = source.url[mark.end() :]
         # Clearly over the limit; the exact size is only known after decoding.
         if len(payload) // 4 * 3 > self._max_bytes * 1.1 + 64:
-            raise self._too_large(source.kind.value)
+            raise too_large(source.kind.value, self._max_bytes)
         if "%" in payload:
             payload = unquote(payload)
         if source.is_frame_list:
@@ -232,14 +232,8 @@ class MediaReader:
         else:
             data = _decode_base64(payload, "the data: URL")
         if len(data) > self._max_bytes:
-            raise self._too_large(source.kind.value)
+            raise too_large(source.kind.value, self._max_bytes)
         return data
-
-    def _too_large(self, noun: str) -> MediaError:
-        return MediaError(
-            f"the {noun} is larger than {self._max_bytes} bytes, this server's limit "
-            "(--max-media-bytes)"
-        )
 
     def _allowed_path(self, url: str) -> str:
         """Returns the path of a path or file: URL; LocalFiles checks it."""
@@ -261,7 +255,7 @@ class MediaReader:
     def _find_file(self, kind: MediaKind, path: str, files: LocalFiles) -> Media:
         with files.open_file(path) as file:
             if file.num_bytes > self._max_bytes:
-                raise self._too_large(f"file {shorten(path)!r}")
+                raise too_large(f"file {shorten(path)!r}", self._max_bytes)
             return Media(
                 kind,
                 path=str(file.path),

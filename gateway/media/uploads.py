@@ -26,6 +26,12 @@ _ID = re.compile(r"video-[0-9a-f]{32}")
 ReadPiece = Callable[[], Awaitable[bytes]]
 
 
+def too_large(what: str, max_bytes: int, *, param: str | None = None) -> MediaError:
+    """Returns the error of a file of more than ``max_bytes``."""
+    limit = f"{max_bytes} bytes, this server's limit (--max-media-bytes)"
+    return MediaError(f"the {what} is larger than {limit}", param=param)
+
+
 class UploadsFullError(HippoError):
     """The uploads leave no room for another one."""
 
@@ -64,7 +70,7 @@ class Uploads:
         parent = Path(settings.upload_dir or tempfile.gettempdir()).resolve()
         _delete_abandoned(parent)
         self.folder, self._lock = _make_folder(parent)
-        self._max_bytes = settings.max_upload_bytes  # of all uploads together
+        self._max_bytes = settings.max_upload_bytes  # for all uploads together
         self._max_uploads = settings.max_uploads
         self._max_file_bytes = settings.max_media_bytes
         self._ttl_s = settings.upload_ttl_s
@@ -72,7 +78,7 @@ class Uploads:
         self._uploads: dict[str, Upload] = {}
         self._uses = Counter[str]()  # requests at work on each upload
         self._in_use: dict[str, Upload] = {}  # deleted, but their files are still in use
-        # Of all files by owner, including those being written.
+        # Counted by owner, with the files that are being written.
         self._num_bytes = Counter[str | None]()
         self._num_files = Counter[str | None]()
 
@@ -98,11 +104,7 @@ class Uploads:
                     num_bytes += len(piece)
                     self._num_bytes[owner] += len(piece)
                     if num_bytes > self._max_file_bytes:
-                        raise MediaError(
-                            f"the video is larger than {self._max_file_bytes} bytes, this "
-                            "server's limit (--max-media-bytes)",
-                            param="file",
-                        )
+                        raise too_large("video", self._max_file_bytes, param="file")
                     self._check_room(
                         self._num_bytes, owner, self._max_bytes, "bytes", "--max-upload-bytes"
                     )
@@ -216,7 +218,7 @@ def _make_folder(parent: Path) -> tuple[Path, int]:
 def _delete_abandoned(parent: Path) -> None:
     """Deletes the folders of uploads in ``parent`` that no process has locked."""
     for folder in parent.glob(_PREFIX + "*"):
-        with contextlib.suppress(OSError):  # of another user, locked, or just deleted
+        with contextlib.suppress(OSError):  # another user's, locked, or just deleted
             lock = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)

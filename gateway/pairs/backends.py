@@ -50,16 +50,9 @@ class Backends:
         period_s = settings.lookup_period_s
         self._drafts = Pool(settings.draft, make_draft, self._match, period_s=period_s)
         self._targets = Pool(settings.target, make_target, self._match, period_s=period_s)
-
-    @property
-    def drafts(self) -> list[Draft]:
-        """All drafts that requests may use, serving or not."""
-        return self._drafts.services
-
-    @property
-    def targets(self) -> list[Target]:
-        """All targets that requests may use, serving or not."""
-        return self._targets.services
+        # All that requests may use, serving or not; the pools change the lists in place.
+        self.drafts: list[Draft] = self._drafts.services
+        self.targets: list[Target] = self._targets.services
 
     def _match(self) -> None:
         for target in self.targets:

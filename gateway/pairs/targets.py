@@ -56,31 +56,14 @@ class Target(Watch[TargetClient]):
         self.answer_s = OverloadedError.retry_after_s  # running mean: how long an answer has a slot
         self.fitting_drafts: list[Draft] = []  # serving drafts that fit
         self.served_name: str | None = None  # kept while the target is down
-        self._tokenizer: Tokenizer | None = None  # set before ``info`` is
-        self._token_bytes: TokenBytes | None = None  # set before ``info`` is
-        self._text_limit: TextLimit | None = None  # set before ``info`` is
+        # These three are set when the target first serves, before ``info`` is.
+        self.tokenizer: Tokenizer
+        self.token_bytes: TokenBytes
+        self.text_limit: TextLimit
         self._drafts = drafts
         self._drafts_changed = asyncio.Event()
         self._misfits: dict[Draft, str] = {}  # why a draft does not fit
-        self._times: dict[str, PairTimes] = {}  # by the draft's address
-
-    @property
-    def tokenizer(self) -> Tokenizer:
-        """The model's tokenizer; the target must have served once."""
-        assert self._tokenizer is not None
-        return self._tokenizer
-
-    @property
-    def token_bytes(self) -> TokenBytes:
-        """The bytes of the tokenizer's tokens; the target must have served once."""
-        assert self._token_bytes is not None
-        return self._token_bytes
-
-    @property
-    def text_limit(self) -> TextLimit:
-        """The texts that fit into the model's context; the target must have served once."""
-        assert self._text_limit is not None
-        return self._text_limit
+        self._times: dict[str, PairTimes] = {}  # the key is the draft's address
 
     @property
     def draft_problem(self) -> str | None:
@@ -134,15 +117,15 @@ class Target(Watch[TargetClient]):
         self.served_name = info.name
         # Building a large tokenizer takes a while and must not block the event loop.
         try:
-            self._tokenizer = await asyncio.to_thread(Tokenizer.from_buffer, info.tokenizer_json)
+            self.tokenizer = await asyncio.to_thread(Tokenizer.from_buffer, info.tokenizer_json)
         except Exception as error:  # tokenizers raises plain Exceptions
             raise ModelLoadError(
                 f"tokenizers {tokenizers.__version__}, the gateway's, cannot read the "
                 f"tokenizer of {info.name} at {self.address} ({error}): install the version "
                 "that the target service has"
             ) from None
-        self._token_bytes = TokenBytes(self._tokenizer)
-        self._text_limit = TextLimit(self._tokenizer, info.max_context_length)
+        self.token_bytes = TokenBytes(self.tokenizer)
+        self.text_limit = TextLimit(self.tokenizer, info.max_context_length)
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,12 +150,6 @@ class Pair:
         infos = [draft.info for draft in self.target.fitting_drafts]
         return min((info.slot_tokens for info in infos if info is not None), default=0)
 
-    def nearer_draft(self, draft: Draft | None) -> Draft | None:
-        """Returns the best draft if it is on the target's host and ``draft`` is on another one."""
-        best, host = self.draft, self.target.host
-        is_nearer = best is not None and best.host == host
-        return best if is_nearer and draft is not None and draft.host != host else None
-
     def media_dirs(self, *, wants_draft: bool) -> list[tuple[str, ...]]:
         """Returns the directories whose files the target, and the draft if there is one, open."""
         draft = self.draft if wants_draft else None
@@ -196,7 +173,7 @@ async def follow_first(
 
     A target that has no free slot, is stopping or is lost before ``has_begun`` is left for the next
     pair. One that cannot open a file is asked again after ``fall_back``. Raises any other error,
-    and that of the last pair.
+    and any error of the last pair.
     """
 
     async def offer(pair: Pair) -> None:

@@ -10,7 +10,7 @@ _BYTE_NAME = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 
 
 class TokenBytes:
-    """The bytes of a vocabulary's tokens: UTF-8, of which a token may hold a part of a character.
+    """The bytes of a vocabulary's tokens: UTF-8, where a token may hold a part of a character.
 
     A text is the bytes of its tokens, one after the other. This holds where a token's text depends
     on nothing but whether the token is the first: for vocabularies of bytes (GPT-2's), of
@@ -30,8 +30,8 @@ class TokenBytes:
         self._has_byte_tokens = decoder is not None and decoder.decode(["<0x41>"]) == "A"
 
     def of_token(self, token_id: int, *, is_first: bool = False) -> bytes:
-        """Returns the bytes of a token; of a special token those of its name. Some vocabularies
-        leave out the space of a token that is the first of a text."""
+        """Returns the bytes of a token; a special token has the bytes of its name. Some
+        vocabularies leave out the space of a token that is the first of a text."""
         if is_first and self._byte_of is None:
             return self._of_text(token_id, self._decode(token_id))
         data = self._known.get(token_id)

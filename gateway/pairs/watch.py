@@ -34,10 +34,10 @@ class Watch(Generic[ClientT]):
         self.address = client.address
         self.host = client.address.rpartition(":")[0]
         self.info: ModelInfo | None = None
-        self.num_running = 0  # of this gateway's sequences
+        self.num_running = 0  # this gateway's sequences
         self._name = f"{noun} service at {client.address}"
         self.problem = f"the {self._name} has not answered yet"
-        self._full_until_s = 0.0  # of time.monotonic
+        self._full_until_s = 0.0  # on the clock time.monotonic
         self._on_change = on_change
         self._recheck = asyncio.Event()
         self._task: asyncio.Task[None] | None = None

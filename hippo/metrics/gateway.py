@@ -18,7 +18,7 @@ class Waste(enum.Enum):
 
     REJECTED = "rejected"  # differs from the target's token
     BEHIND_REJECTION = "behind_rejection"  # it followed a rejected one
-    STALE = "stale"  # of a run that ended before it arrived
+    STALE = "stale"  # its run ended before it arrived
     SETTLED_FIRST = "settled_first"  # right, but the target generated it first
     UNVERIFIED = "unverified"  # the answer ended first
 
@@ -93,14 +93,10 @@ BASELINE_STEP = gauge(
     Label("context_tokens_le", bound="11 ranges of context length"),
 )
 BASELINE_STEPS = counter(
-    "hippo_baseline_steps",
-    "Target-only steps measured for the baseline.",
-    TARGET,
+    "hippo_baseline_steps", "Target-only steps measured for the baseline.", TARGET
 )
 BASELINE_AGE = gauge(
-    "hippo_baseline_age_seconds",
-    "Time since the last measured step of the baseline.",
-    TARGET,
+    "hippo_baseline_age_seconds", "Time since the last measured step of the baseline.", TARGET
 )
 MODE_TIME = counter(
     "hippo_mode_seconds",
@@ -175,9 +171,7 @@ SERVICE_UP = gauge(
     Label("service", SIDES),
 )
 SERVICES_READY = gauge(
-    "hippo_services_ready",
-    "Configured services of this kind that answer.",
-    Label("service", SIDES),
+    "hippo_services_ready", "Configured services of this kind that answer.", Label("service", SIDES)
 )
 BUILD_INFO = gauge(
     "hippo_build_info",

@@ -21,8 +21,7 @@ SEQUENCES = counter("hippo_sequences", "Sequences begun.")
 SEQUENCE_FAILURES = counter("hippo_sequence_failures", "Sequences ended by an internal error.")
 PREFILLS = counter("hippo_prefills", "Prefills finished.")
 PREFIX_HITS = counter(
-    "hippo_prefix_cache_hits",
-    "Prefills that reused the beginning of their prompt from a slot.",
+    "hippo_prefix_cache_hits", "Prefills that reused the beginning of their prompt from a slot."
 )
 PREFIX_MISSES = counter("hippo_prefix_cache_misses", "Prefills from the first token.")
 PREFILL_ROWS = counter(
@@ -48,12 +47,10 @@ VISION_CACHE_CAPACITY = gauge(
     "Largest size of the vision cache (`--vision-cache-mb`; 0: off).",
 )
 MEDIA_CACHE_HITS = counter(
-    "hippo_media_cache_hits",
-    "Videos and images of requests whose frames were in the media cache.",
+    "hippo_media_cache_hits", "Videos and images of requests whose frames were in the media cache."
 )
 MEDIA_CACHE_MISSES = counter(
-    "hippo_media_cache_misses",
-    "Videos and images of requests that were decoded.",
+    "hippo_media_cache_misses", "Videos and images of requests that were decoded."
 )
 MEDIA_CACHE_USED = gauge(
     "hippo_media_cache_used_bytes", "Size of the media cache (decoded frames)."

@@ -19,16 +19,14 @@ REQUEST_SECONDS = (
     0.001, 0.0025, 0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1.0,
     1.5, 2.0, 3.0, 4.0, 5.0, 7.5, 10.0, 15.0, 20.0, 30.0, 45.0, 60.0, 90.0, 120.0, 300.0, 600.0,
 )  # fmt: skip
-# Steps of the bundled pair take 0.5 ms, those of a 72B model 50 ms.
+# A step of the bundled pair takes 0.5 ms, a step of a 72B model 50 ms.
 STEP_SECONDS = (
     0.0002, 0.0003, 0.0005, 0.00075, 0.001, 0.0015, 0.002, 0.003, 0.004, 0.005, 0.0075, 0.01,
     0.015, 0.02, 0.025, 0.03, 0.04, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.5, 1.0, 2.5, 5.0,
 )  # fmt: skip
 
 NUM_REQUESTS_RUNNING = gauge(
-    "vllm:num_requests_running",
-    "Requests that hold a slot of the target.",
-    MODEL_NAME,
+    "vllm:num_requests_running", "Requests that hold a slot of the target.", MODEL_NAME
 )
 NUM_REQUESTS_WAITING = gauge(
     "vllm:num_requests_waiting",
@@ -55,19 +53,13 @@ REQUEST_SUCCESS = counter(
     Label("finished_reason", FINISHED_REASONS),
 )
 NUM_DRAFTS = counter(
-    "vllm:spec_decode_num_drafts",
-    "Target forwards with draft tokens.",
-    MODEL_NAME,
+    "vllm:spec_decode_num_drafts", "Target forwards with draft tokens.", MODEL_NAME
 )
 NUM_DRAFT_TOKENS = counter(
-    "vllm:spec_decode_num_draft_tokens",
-    "Draft tokens in target forwards.",
-    MODEL_NAME,
+    "vllm:spec_decode_num_draft_tokens", "Draft tokens in target forwards.", MODEL_NAME
 )
 NUM_ACCEPTED_TOKENS = counter(
-    "vllm:spec_decode_num_accepted_tokens",
-    "Draft tokens accepted.",
-    MODEL_NAME,
+    "vllm:spec_decode_num_accepted_tokens", "Draft tokens accepted.", MODEL_NAME
 )
 NUM_ACCEPTED_TOKENS_PER_POS = counter(
     "vllm:spec_decode_num_accepted_tokens_per_pos",
@@ -125,10 +117,7 @@ REQUEST_DECODE_TIME = histogram(
     MODEL_NAME,
 )
 REQUEST_PROMPT_TOKENS = histogram(
-    "vllm:request_prompt_tokens",
-    "Prompt tokens of one request.",
-    PROMPT_TOKENS,
-    MODEL_NAME,
+    "vllm:request_prompt_tokens", "Prompt tokens of one request.", PROMPT_TOKENS, MODEL_NAME
 )
 REQUEST_GENERATION_TOKENS = histogram(
     "vllm:request_generation_tokens",

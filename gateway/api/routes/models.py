@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 
 from fastapi import APIRouter, Query
 
-from gateway.api.model_cards import (
+from gateway.api.responses import (
     DraftCard,
     ExpectedFrames,
     ModelCard,
@@ -16,7 +16,6 @@ from gateway.api.model_cards import (
     ModelList,
     ServiceCard,
 )
-from gateway.api.openapi import answers
 from gateway.api.state import State
 from gateway.common.errors import without_addresses
 from gateway.pairs.targets import Draft, Target
@@ -30,19 +29,19 @@ from hippo.types import FramePlan, ModelInfo
 router = APIRouter(prefix="/v1", tags=["models"])
 
 
-@router.get("/models", responses=answers(503))
+@router.get("/models")
 async def list_models(state: State) -> ModelList:
     """Lists the served models; 503 while every target is down."""
     return ModelList(data=[_card(info, state) for info in state.backends.models])
 
 
-@router.get("/models/{name:path}", responses=answers(404, 503))
+@router.get("/models/{name:path}")
 async def get_model(name: str, state: State) -> ModelCard:
     """Returns the served model of this name."""
     return _card(state.backends.model(name), state)
 
 
-@router.get("/frames", responses=answers(400, 404, 503))
+@router.get("/frames")
 async def expect_frames(
     state: State,
     seconds: Annotated[float, Query(gt=0, le=1e6, allow_inf_nan=False)],

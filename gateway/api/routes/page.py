@@ -7,9 +7,9 @@ from typing import Literal
 
 from fastapi import APIRouter
 from fastapi.responses import FileResponse, Response
-from pydantic import BaseModel, Field
+from pydantic import Field
 
-from gateway.api.openapi import ANSWERED, answers
+from gateway.answer.figures import Described
 from gateway.api.state import State
 from hippo.errors import NotFoundError
 from hippo.page import POLICY, page_file
@@ -29,20 +29,17 @@ _HEADERS = {
     "referrer-policy": "no-referrer",
     "cache-control": "no-cache",
 }
-_VIDEO = {
-    **ANSWERED,
-    "content": {"video/*": {"schema": {"type": "string", "format": "binary"}}},
-}
+_VIDEO = {"content": {"video/*": {"schema": {"type": "string", "format": "binary"}}}}
 
 
-class SampleCard(BaseModel):
+class SampleCard(Described):
     """A sample video."""
 
     name: str = Field(examples=["handful.mp4"])
     bytes: int
 
 
-class SampleList(BaseModel):
+class SampleList(Described):
     """The operator's sample videos."""
 
     object: Literal["list"] = "list"
@@ -61,7 +58,7 @@ async def asset(name: str) -> Response:
     return _file(name)
 
 
-@router.get("/v1/samples", responses=answers(), tags=["videos"])
+@router.get("/v1/samples", tags=["videos"])
 def list_samples(state: State) -> SampleList:
     """Lists the operator's sample videos."""
     paths = _samples(state.settings.page_samples)
@@ -71,9 +68,11 @@ def list_samples(state: State) -> SampleList:
 
 
 @router.get(
-    "/v1/samples/{name}", response_class=FileResponse, responses=answers(404, ok=_VIDEO),
+    "/v1/samples/{name}",
+    response_class=FileResponse,
+    responses={200: _VIDEO},
     tags=["videos"],
-)  # fmt: skip
+)
 def get_sample(name: str, state: State) -> FileResponse:
     """Returns a sample video."""
     for path in _samples(state.settings.page_samples):

@@ -1,11 +1,14 @@
-"""Routes for operators and orchestrators: health, readiness, metrics, version."""
+"""Routes for operators and orchestrators: health, readiness, metrics, version, and /docs."""
 
 from __future__ import annotations
 
-from fastapi import APIRouter, Request, Response
-from fastapi.responses import PlainTextResponse
+from collections.abc import Iterator
+from html import escape
+from typing import Any
 
-from gateway.api.openapi import ANSWERED, answers
+from fastapi import APIRouter, Request, Response
+from fastapi.responses import HTMLResponse, PlainTextResponse
+
 from gateway.api.responses import Health, NumUp, Ready, Versions
 from gateway.api.state import State
 from gateway.common.errors import without_addresses
@@ -18,13 +21,13 @@ _FORMATS = ("text/plain", "application/openmetrics-text")
 _TEXT = {"schema": {"type": "string"}}
 
 
-@router.get("/health", responses=answers())
+@router.get("/health")
 async def health() -> Health:
     """Answers while the gateway's process is alive."""
     return Health()
 
 
-@router.get("/ready", responses=answers(503))
+@router.get("/ready")
 async def ready(state: State) -> Ready:
     """Reports whether requests can be answered, else 503. A missing draft only costs speed."""
     backends = state.backends
@@ -41,7 +44,7 @@ async def ready(state: State) -> Ready:
 @router.get(
     "/metrics",
     response_class=PlainTextResponse,
-    responses=answers(ok={**ANSWERED, "content": dict.fromkeys(_FORMATS, _TEXT)}),
+    responses={200: {"content": dict.fromkeys(_FORMATS, _TEXT)}},
 )
 async def metrics(request: Request, state: State) -> Response:
     """Returns the metrics in Prometheus' text format, or as OpenMetrics where that is accepted."""
@@ -60,7 +63,25 @@ async def metrics(request: Request, state: State) -> Response:
     return Response(content, media_type=media_type)
 
 
-@router.get("/version", responses=answers())
+@router.get("/version")
 async def version(request: Request) -> Versions:
     """Returns the versions of the software and of the protocol between the services."""
     return Versions(version=request.app.version, protocol_version=PROTOCOL_VERSION)
+
+
+@router.get("/docs", include_in_schema=False)
+async def docs(request: Request) -> HTMLResponse:
+    """Returns what the server answers, as a plain page that loads nothing."""
+    return HTMLResponse("\n".join(_lines(request.app.openapi())))
+
+
+def _lines(document: dict[str, Any]) -> Iterator[str]:
+    title = escape(f"{document['info']['title']} {document['info']['version']}")
+    yield f"<!doctype html><html lang=en><meta charset=utf-8><title>{title}</title><h1>{title}</h1>"
+    yield f"<p>{escape(document['info']['description'])}</p>"
+    yield '<p>All fields of requests and answers: <a href="openapi.json">openapi.json</a>.</p><dl>'
+    for path, operations in document["paths"].items():
+        for method, operation in operations.items():
+            yield f"<dt><code>{method.upper()} {escape(path)}</code>"
+            yield f"<dd>{escape(operation.get('description', operation['summary']))}"
+    yield "</dl></html>"

@@ -3,18 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
-from collections.abc import AsyncIterator
 from typing import Annotated
 
-from fastapi import APIRouter, HTTPException, Request
+from fastapi import APIRouter
 from pydantic import ConfigDict, FailFast, Field, StrictBool
 
 from gateway.api.media_schemas import Model
-from gateway.api.openapi import answers
 from gateway.api.responses import DetokenizeResponse, TokenizeResponse
 from gateway.api.state import State
-from gateway.door.middleware import LEFT
 from hippo.errors import ContextLengthError, InvalidRequestError
 
 router = APIRouter(tags=["tokens"])
@@ -27,12 +23,14 @@ class TokenizeRequest(Model):
 
     model_config = ConfigDict(json_schema_extra={"examples": [{"prompt": "A red ball"}]})
 
-    model: str | None = Field(default=None, description="The served name; optional.")
-    prompt: str = Field(description="Plain text; a chat template is not applied.")
-    add_special_tokens: StrictBool = Field(
-        default=True, description="Adds the tokenizer's default special tokens, if any."
-    )
-    return_token_strs: StrictBool = Field(default=False, description="Adds `token_strs`.")
+    model: str | None = None
+    """The served name; optional."""
+    prompt: str
+    """Plain text; a chat template is not applied."""
+    add_special_tokens: StrictBool = True
+    """Adds the tokenizer's default special tokens, if any."""
+    return_token_strs: StrictBool = False
+    """Adds `token_strs`."""
 
 
 class DetokenizeRequest(Model):
@@ -40,46 +38,24 @@ class DetokenizeRequest(Model):
 
     model_config = ConfigDict(json_schema_extra={"examples": [{"tokens": [12, 7]}]})
 
-    model: str | None = Field(default=None, description="The served name; optional.")
+    model: str | None = None
+    """The served name; optional."""
     tokens: Annotated[tuple[int, ...], FailFast()] = Field(max_length=_MOST_TOKENS)
 
 
-@contextlib.asynccontextmanager
-async def ending_with(request: Request) -> AsyncIterator[None]:
-    """Cancels the block when the client leaves."""
-    work = asyncio.current_task()
-    assert work is not None
-
-    async def watch() -> None:
-        while (await request.receive())["type"] != "http.disconnect":
-            pass
-        work.cancel()
-
-    watching = asyncio.create_task(watch())
-    try:
-        yield
-    except asyncio.CancelledError:
-        if watching.done() and work.uncancel() == 0:
-            raise HTTPException(LEFT, "the client left") from None
-        raise
-    finally:
-        watching.cancel()
-
-
-@router.post("/tokenize", responses=answers(400, 404, 408, 413, 503))
-async def tokenize(body: TokenizeRequest, request: Request, state: State) -> TokenizeResponse:
+@router.post("/tokenize")
+async def tokenize(body: TokenizeRequest, state: State) -> TokenizeResponse:
     """Returns the token ids of a text."""
     info = state.backends.model(body.model)
     target = state.backends.pair(info.name).target
-    async with ending_with(request):
-        await target.text_limit.count_tokens([body.prompt], state.text_threads, param="prompt")
-        (encoding,) = await asyncio.get_running_loop().run_in_executor(
-            state.text_threads,
-            # Of the methods that encode, this one lets other threads run meanwhile.
-            lambda: target.tokenizer.encode_batch(
-                [body.prompt], add_special_tokens=body.add_special_tokens
-            ),
-        )
+    await target.text_limit.count_tokens([body.prompt], state.text_threads, param="prompt")
+    (encoding,) = await asyncio.get_running_loop().run_in_executor(
+        state.text_threads,
+        # Among the methods that encode, this one lets other threads run meanwhile.
+        lambda: target.tokenizer.encode_batch(
+            [body.prompt], add_special_tokens=body.add_special_tokens
+        ),
+    )
     return TokenizeResponse(
         count=len(encoding.ids),
         max_model_len=info.max_context_length,
@@ -88,7 +64,7 @@ async def tokenize(body: TokenizeRequest, request: Request, state: State) -> Tok
     )
 
 
-@router.post("/detokenize", responses=answers(400, 404, 408, 413, 503))
+@router.post("/detokenize")
 async def detokenize(body: DetokenizeRequest, state: State) -> DetokenizeResponse:
     """Returns the text of token ids, including special tokens."""
     info = state.backends.model(body.model)

@@ -7,7 +7,6 @@ from typing import Any
 from fastapi import APIRouter, Request
 
 from gateway.api.form import FIELD, FormFile
-from gateway.api.openapi import answers
 from gateway.api.responses import VideoCard, VideoDeleted
 from gateway.api.state import State
 from gateway.media.uploads import Upload
@@ -30,7 +29,7 @@ _FORM: dict[str, Any] = {
 }
 
 
-@router.post("", responses=answers(400, 408, 413, 507), openapi_extra=_FORM)
+@router.post("", openapi_extra=_FORM)
 async def upload_video(request: Request, state: State) -> VideoCard:
     """Stores a video until it expires; requests can name its id as the url of a video_url."""
     form = FormFile(request.headers.get("content-type", ""), request.stream())
@@ -40,13 +39,13 @@ async def upload_video(request: Request, state: State) -> VideoCard:
     return _card(upload)
 
 
-@router.get("/{video_id}", responses=answers(404))
+@router.get("/{video_id}")
 async def get_video(video_id: str, request: Request, state: State) -> VideoCard:
     """Returns the facts about an uploaded video."""
     return _card(state.uploads.get(video_id, _owner(request)))
 
 
-@router.delete("/{video_id}", responses=answers(404))
+@router.delete("/{video_id}")
 async def delete_video(video_id: str, request: Request, state: State) -> VideoDeleted:
     """Deletes an uploaded video before it expires."""
     state.uploads.delete(video_id, _owner(request))

@@ -91,7 +91,7 @@ def test_streamed_log_probabilities_are_those_of_the_whole_answer(
 
 def test_answers_without_log_probabilities_say_so(client: openai.OpenAI, clip: Path) -> None:
     assert _answer(client, clip, max_tokens=4).choices[0].logprobs is None
-    with pytest.raises(openai.BadRequestError, match="top_logprobs is only with logprobs"):
+    with pytest.raises(openai.BadRequestError, match="top_logprobs needs logprobs"):
         _answer(client, clip, top_logprobs=2)
 
 

@@ -154,20 +154,15 @@ def test_a_prompt_that_leaves_little_room(http: httpx.Client, running: Running) 
     ("fields", "param"),
     [
         ({"max_tokens": 0}, "max_tokens"),
-        ({"max_tokens": -5}, "max_tokens"),
         ({"max_tokens": 10**9}, "max_tokens"),
         ({"max_tokens": "many"}, "max_tokens"),
         ({"max_completion_tokens": 3}, "max_completion_tokens"),
-        ({"temperature": -0.1}, "temperature"),
         ({"temperature": 1e9}, "temperature"),
         ({"top_p": 0}, "top_p"),
-        ({"top_p": 1.5}, "top_p"),
         ({"top_k": -7}, "top_k"),
         ({"min_p": 2}, "min_p"),
         ({"seed": 2**64}, "seed"),
         ({"seed": 1.5}, "seed"),
-        ({"presence_penalty": 3}, "presence_penalty"),
-        ({"frequency_penalty": -3}, "frequency_penalty"),
         ({"repetition_penalty": 0}, "repetition_penalty"),
         ({"logit_bias": {"one": 1}}, "logit_bias"),
         ({"logit_bias": {"99999999": 1}}, "logit_bias"),
@@ -193,9 +188,6 @@ def test_a_prompt_that_leaves_little_room(http: httpx.Client, running: Running) 
             "messages.0.content.0",
         ),
         ({"speculative": {"policy": "magic"}}, "speculative.policy"),
-        ({"speculative": {"preset": "magic"}}, "speculative.preset"),
-        ({"speculative": {"gamma": 0}}, "speculative.gamma"),
-        ({"speculative": {"gamma": "best"}}, "speculative.gamma"),
         ({"speculative": {"gamma": 1000}}, "speculative.gamma"),
         ({"speculative": {"max_draft_tokens": 32}}, "speculative.max_draft_tokens"),
         ({"speculative": {"pruning": {"ratio": 1.0}}}, "speculative.pruning.ratio"),
@@ -219,16 +211,8 @@ CUT = "a red \ud83d"  # a client has cut an emoji between its two UTF-16 units
     ("path", "fields", "param"),
     [
         (CHAT, {"messages": [{"role": "user", "content": CUT}]}, "messages.0.content.0.text"),
-        (
-            CHAT,
-            {"messages": [{"role": "system", "content": [{"type": "text", "text": CUT}]}, *HELLO]},
-            "messages.0.content.0.text",
-        ),
         (CHAT, {"messages": HELLO, "model": CUT}, "model"),
         (CHAT, {"messages": HELLO, "stop": ["x", CUT]}, "stop.1"),
-        (CHAT, {"messages": HELLO, "cache_salt": CUT}, "cache_salt"),
-        (CHAT, {"messages": HELLO, "guided_regex": CUT}, "guided_regex"),
-        (CHAT, {"messages": HELLO, "guided_choice": [CUT]}, "guided_choice.0"),
         (CHAT, {"messages": HELLO, "guided_json": CUT}, "guided_json.constrained-str"),
         (CHAT, {"messages": HELLO, CUT: 1}, None),
         ("/tokenize", {"prompt": CUT}, "prompt"),
@@ -242,27 +226,6 @@ def test_half_of_an_emoji_is_refused(
     response = _post_escaped(http, path, {"model": "hippo", **fields})
     message = _refused(response, 400, param=param)
     assert message.startswith(f"{param or 'the name of a field'} has half of a surrogate pair")
-
-
-def test_half_of_an_emoji_in_a_schema_is_refused(http: httpx.Client) -> None:
-    body = {"model": "hippo", "messages": HELLO, "guided_json": {"const": CUT}}
-    message = _refused(_post_escaped(http, CHAT, body), 400, param="guided_json")
-    assert message.startswith("guided_json cannot be used: ")
-
-
-@pytest.mark.parametrize(
-    ("text", "status"), [(CUT, 400), ("a red \U0001f600", 200)], ids=["half", "whole"]
-)
-def test_a_whole_emoji_about_a_video_is_taken_and_half_of_it_is_not(
-    http: httpx.Client, clip: Path, text: str, status: int
-) -> None:
-    question = video_message(data_url(clip), text)
-    inert = {"user": text, "metadata": {"a": text}}
-    body = {"model": "hippo", "messages": [question], "max_tokens": 2, **inert}
-    response = _post_escaped(http, CHAT, body)
-    assert response.status_code == status, response.text
-    if status == 400:
-        _refused(response, 400, param="messages.0.content.1.text")
 
 
 def _post_escaped(http: httpx.Client, path: str, body: Any) -> httpx.Response:

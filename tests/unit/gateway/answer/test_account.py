@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from unittest.mock import Mock
+
 import pytest
 
 from gateway.answer import account
 from gateway.answer.report import AnswerRecord
-from gateway.common.baseline import Baseline, OneRowTimes
+from gateway.common.baseline import Baseline
 from gateway.common.metrics import GatewayMetrics
 from hippo.metrics import GATEWAY_METRICS, VLLM_METRICS
 from hippo.metrics import gateway as own
@@ -32,9 +34,8 @@ REQUEST = toy_request(pruning=Pruning(PruningStrategy.HOLISTIC, 0.9))
 
 def _learnt() -> Baseline:
     """A token takes 20 ms."""
-    baseline, sums = Baseline(), OneRowTimes()
-    sums.add_step(20 * MS, 100)
-    baseline.learn_steps({0: sums}, now_ns=1)
+    baseline = Baseline()
+    baseline.learn_steps([(20 * MS, 100)], now_ns=1)
     return baseline
 
 
@@ -42,9 +43,8 @@ def _counted(record: AnswerRecord, baseline: Baseline | None = None) -> GatewayM
     """What an answer of the target, of which so much is known, adds to new metrics."""
     metrics, baseline = _metrics(), baseline or Baseline()
     model = metrics.model("hippo")
-    account.count_completion(
-        record, REQUEST, metrics=metrics, model=model, target="target:1", baseline=baseline
-    )
+    target = Mock(address="target:1", baseline=baseline)
+    account.count_completion(record, REQUEST, metrics=metrics, model=model, target=target)
     metrics.set_baseline("target:1", baseline)
     return metrics
 
@@ -67,6 +67,7 @@ def _spoken(record: AnswerRecord) -> None:
     right but late, a stale block, and a token that the end cut off."""
     coordinator = Coordinator(make_policy("vpsd", gamma=2, max_draft_tokens=4))
     record.stats = coordinator.stats
+    record.target_prompt = record.target_prompt or PromptInfo(b"", 0, 0)
     times = iter(range(100, 1000, 10))
 
     def block(*ids: int, epoch: int = 0, start: int = 0) -> None:

@@ -10,9 +10,9 @@ from prometheus_client import Gauge
 
 from gateway.answer.choices import Choices
 from gateway.answer.completion import Completion
+from gateway.answer.figures import UsageResponse
 from gateway.answer.report import AnswerRecord
 from gateway.answer.text import Piece, join_pieces
-from gateway.api.responses import UsageResponse
 from hippo.errors import HippoError, OverloadedError, UnavailableError
 from hippo.types import MediaKind, MediaUse, PromptInfo
 

@@ -84,12 +84,6 @@ def test_the_pieces_join_to_the_text_of_all_ids(
     assert read(VOCABULARIES[name], ids, sizes) == whole
 
 
-@given(text=st.text(max_size=40), sizes=SIZES)
-def test_the_pieces_of_any_text_join_to_it(text: str, sizes: list[int]) -> None:
-    assume(SPECIAL not in text)  # which is no text to the tokenizer
-    assert read(TOKENIZER, TOKENIZER.encode(text).ids, sizes) == text
-
-
 @pytest.mark.parametrize("name", VOCABULARIES)
 def test_the_tokens_bytes_join_to_the_text_and_a_special_token_is_none_of_it(name: str) -> None:
     tokenizer = VOCABULARIES[name]

@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from pydantic import TypeAdapter, ValidationError
 
+from gateway.answer.event_schemas import StreamEvent
 from gateway.answer.events import EventLog
 from gateway.answer.text import AnswerText
-from gateway.api.event_schemas import StreamEvent
 from gateway.api.schemas import ChatCompletionRequest
 from gateway.pairs.token_bytes import TokenBytes
 from hippo.types import (

@@ -6,7 +6,7 @@ import pytest
 
 from gateway.answer.report import AnswerRecord, Timeline, client_metrics, figures
 from gateway.common.baseline import Baseline
-from hippo.types import Block, PromptInfo, Pruning, PruningStrategy, Selection, Timing, Verdict
+from hippo.types import Block, PromptInfo, Pruning, PruningStrategy, Timing, Verdict
 from tests.support.running.services import toy_request
 
 MS = 1_000_000
@@ -33,28 +33,6 @@ def test_the_wait_for_a_slot_is_no_part_of_the_time_that_an_answer_has_one() -> 
     record.add_prompt("target", PromptInfo(b"", 9, 0, queue_ns=700 * MS), 800 * MS)
     record.add_verdict(Verdict(0, 0, (5,)), 1300 * MS)
     assert record.served_s == 0.5
-
-
-def test_prompt_tokens_that_each_side_had_cached_are_reported() -> None:
-    record = AnswerRecord(policy="vpsd", received_ns=0)
-    assert figures(record, REQUEST, Baseline())["num_cached_tokens"] == {"target": 0, "draft": None}
-    record.add_verdict(Verdict(0, 0, (5,), timing=Timing(num_rows=8, context_length=92)), MS)
-    record.draft_prefill = Timing(num_rows=60, context_length=40)
-    answer = figures(record, REQUEST, Baseline())
-    assert answer["num_cached_tokens"] == {"target": 92, "draft": 40}
-
-
-def test_what_the_draft_saw_and_how_long_the_choice_took_are_reported() -> None:
-    record = AnswerRecord(policy="vpsd", received_ns=0)
-    record.selection = Selection((0, 4, 7), 27, score_ns=3 * MS)
-    answer = figures(record, REQUEST, Baseline())
-    assert answer["pruning"] == {
-        "strategy": "holistic",
-        "ratio": 0.9,
-        "num_visual_tokens": 27,
-        "num_kept_tokens": 3,
-    }
-    assert answer["timings_ms"]["selection"] == 3.0
 
 
 def test_a_timeline_is_kept_and_reported_only_when_it_is_asked_for() -> None:

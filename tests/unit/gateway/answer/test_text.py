@@ -83,27 +83,6 @@ def test_the_bytes_of_log_probabilities_join_to_the_text(
     assert data.decode(errors="replace") == whole.text
 
 
-@given(
-    words=st.text(alphabet="ab€", min_size=1, max_size=12),
-    stop=st.text(alphabet="ab€", min_size=1, max_size=2),
-    min_tokens=st.integers(0, 14),
-    sizes=SIZES,
-)
-def test_text_count_and_reason_do_not_depend_on_the_blocks(
-    words: str, stop: str, min_tokens: int, sizes: list[int]
-) -> None:
-    ids = TOKENIZER.encode(words).ids
-    found = []
-    for cut in (sizes, [1]):
-        answer = AnswerText(TOKENS, stops=[stop], min_tokens=min_tokens)
-        text = _read(answer, ids, cut, FinishReason.LENGTH).text
-        found.append((text, answer.num_tokens, answer.finish_reason))
-    assert found[0] == found[1]
-    text, num_tokens, reason = found[0]
-    assert (reason is FinishReason.STOP) == (text != words)
-    assert reason is FinishReason.LENGTH or num_tokens > min_tokens
-
-
 @pytest.mark.parametrize(
     ("min_tokens", "expected", "num_tokens"), [(0, "a", 2), (1, "a", 2), (2, "abca", 5)]
 )
@@ -188,9 +167,3 @@ def test_tokens_are_described_by_their_bytes_even_within_a_character() -> None:
         "bytes": list(b"<|im_end|>"),
     }
     assert entry == {**part, "top_logprobs": [part, special]}
-
-
-def test_tokens_of_a_vocabulary_of_words_are_described_by_their_text() -> None:
-    entry = _described(TokenBytes(VOCABULARIES["words"]), 0, (0, -0.5), (1, -2.0))
-    assert entry["token"] == "one" and entry["bytes"] == list(b"one")
-    assert [top["token"] for top in entry["top_logprobs"]] == ["one", "two"]

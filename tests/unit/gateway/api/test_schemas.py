@@ -10,11 +10,11 @@ import pytest
 from openai.types.chat import ChatCompletionMessage, ParsedChatCompletionMessage
 from pydantic import ValidationError
 
+from gateway.__main__ import main
 from gateway.api import media_fields, translate
 from gateway.api.schemas import ChatCompletionRequest
 from gateway.api.speculation import speculation_plan
 from gateway.common.config import GatewaySettings
-from hippo.base.config import SettingsError, load_settings
 from hippo.errors import InvalidRequestError
 from hippo.types import MediaKind, MediaPart, OpenRequest, TextPart
 from tests.support.running.info import small_model_info
@@ -217,29 +217,36 @@ def test_choices_differ_by_their_index_alone_and_are_limited() -> None:
 
 
 @pytest.mark.parametrize(
-    "argv",
+    ("flags", "words"),
     [
-        [],
-        ["--target", "nowhere"],
-        ["--target", "a:1", "--port", "70000"],
-        ["--target", "a:1", "--pruning-ratio", "1"],
-        ["--target", "a:1", "--pruning-strategy", "best"],
-        ["--target", "a:1", "--allowed-pruning-strategies", "none,best"],
-        ["--target", "a:1", "--allowed-pruning-strategies", ""],
-        ["--target", "a:1", "--allowed-pruning-strategies", "uniform,none"],  # default: holistic
-        ["--target", "a:1", "--policy", "magic"],
-        ["--target", "a:1", "--gamma", "0"],
-        ["--target", "a:1", "--gamma", "best"],
-        ["--target", "a:1", "--default-temperature", "2.5"],
-        ["--target", "a:1", "--default-top-p", "0"],
-        ["--target", "a:1", "--max-media-bytes", "0"],
-        ["--target", "a:1", "--max-visual-tokens", "-5"],
-        ["--target", "a:1", "--allowed-local-media-path", "/no/such/folder"],
+        ("--target=", ""),
+        ("--target=nowhere", "host:port"),
+        ("--draft=127.0.0.1:1,127.0.0.1:1", "each address once"),
+        ("--port=70000", ""),
+        ("--pruning-ratio=1", ""),
+        ("--pruning-strategy=best", ""),
+        ("--allowed-pruning-strategies=none,best", ""),
+        ("--allowed-pruning-strategies=", ""),
+        ("--allowed-pruning-strategies=uniform,none", "holistic"),
+        ("--policy=magic", ""),
+        ("--gamma=0", ""),
+        ("--default-temperature=2.5", ""),
+        ("--default-top-p=0", ""),
+        ("--max-media-bytes=0", ""),
+        ("--max-visual-tokens=-5", ""),
+        ("--allowed-local-media-path=/no/such/folder", ""),
+        ("--upload-dir=/no/such/folder", "not a directory"),
+        ("--key-requests-per-minute=5", "API keys beside it"),
+        ("--cors-origins=app.example", "https://app.example"),
+        ("--services-tls-ca=/ca.pem", "--services-tls"),
+        ("--services-tls --services-tls-ca=/no/such.pem", "/no/such.pem"),
     ],
 )
-def test_settings_that_cannot_work_are_refused_at_the_start(argv: list[str]) -> None:
-    with pytest.raises(SettingsError):
-        load_settings(GatewaySettings, argv, {}, env_prefix="X", prog="gateway", description="")
+def test_settings_that_cannot_work_are_refused_at_the_start(
+    flags: str, words: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["--target=a:1", *flags.split()], {}) == 2
+    assert words in capsys.readouterr().err
 
 
 def test_a_token_id_of_thousands_of_digits_is_refused() -> None:

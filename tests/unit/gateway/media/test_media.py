@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import base64
 import io
-import os
 from pathlib import Path
 from typing import Any
 
@@ -17,14 +16,12 @@ from gateway.media.reader import CopiedFiles, FrameTimes, MediaReader, MediaSour
 from gateway.media.uploads import Uploads
 from hippo.errors import (
     ForbiddenError,
-    HippoError,
     InvalidRequestError,
     MediaError,
     NotFoundError,
 )
 from hippo.media.frame_list import read_frame_list
 from hippo.types import Media, MediaKind
-from tests.support.running.tcp import serving
 
 HELD = Holding(ByteBudget(1 << 30), "a test")
 
@@ -69,8 +66,6 @@ async def _read(reader: MediaReader, url: str, kind: MediaKind = MediaKind.VIDEO
         "data:video/webm;codecs=vp8,opus;base64,Ynl0ZXM=",
         'data:video/webm;codecs="vp8, opus"; base64,Ynl0ZXM=',
         "data:application/mp4;base64,Ynl0ZXM=",
-        "data:binary/octet-stream;base64,Ynl0ZXM=",
-        "data:application/octet-stream;base64,Ynl0ZXM=",
         "data:text/plain;charset=utf-8;base64,Ynl0ZXM=",
         "data:image/gif;base64,Ynl0ZXM=",
         "DATA:video/mp4;BASE64,Ynl0ZXM=",
@@ -103,12 +98,11 @@ async def test_the_url_safe_alphabet_is_read_too(reader: MediaReader) -> None:
         ("data:video/mp4;base64 Ynl0", "has no comma"),
         ("data:video/mp4,Ynl0", "is not base64"),
         ("data:video/mp4;base65,Ynl0", "is not base64"),
+        ("file://[/clip.mp4", "is malformed"),
         (f"data:video/mp4;{'x' * 2000};base64,Ynl0", "has no ;base64, in its first 1,024"),
     ],
 )
-async def test_what_is_wrong_with_a_data_url_is_told(
-    reader: MediaReader, url: str, words: str
-) -> None:
+async def test_what_is_wrong_with_a_url_is_told(reader: MediaReader, url: str, words: str) -> None:
     with pytest.raises(MediaError, match=words) as caught:
         await _read(reader, url)
     assert len(caught.value.message) < 300
@@ -121,19 +115,6 @@ async def test_white_space_around_a_url_is_left_out_and_that_of_a_path_is_not(
     (inside / "clip.mp4 ").write_bytes(b"other")
     assert await _read(reader, f" file://{inside}/clip.mp4\n") == b"data"
     assert await _read(reader, f"{inside}/clip.mp4 ") == b"other"
-
-
-async def test_frames_are_read_in_all_forms_of_base64(reader: MediaReader) -> None:
-    url = "\ndata:video/jpeg;base64,b25l,\ndHdv\n,dGhyZWU"
-    (media,) = await reader.read_media([MediaSource(MediaKind.VIDEO, url, "field")], HELD)
-    listed = read_frame_list(io.BytesIO(media.data), len(media.data))
-    assert [size for _, size in listed.spans] == [3, 3, 5]
-
-
-async def test_an_error_names_the_field(reader: MediaReader) -> None:
-    with pytest.raises(MediaError) as caught:
-        await _read(reader, "data:video/mp4;base64,")
-    assert caught.value.param == "field"
 
 
 @pytest.mark.parametrize(("size", "is_taken"), [(1000, True), (1001, False)])
@@ -226,13 +207,6 @@ async def test_a_file_is_not_read_where_every_service_opens_it(
     assert caught.value.param == "media[0]"
 
 
-async def test_a_file_older_than_1970_has_a_time(reader: MediaReader, inside: Path) -> None:
-    (inside / "old.mp4").write_bytes(b"a video")
-    os.utime(inside / "old.mp4", ns=(0, -3))
-    source = MediaSource(MediaKind.VIDEO, str(inside / "old.mp4"), "field")
-    assert (await reader.read_media([source], HELD))[0].modified_ns == 2**64 - 3
-
-
 async def test_choices_share_one_copy_of_their_files(reader: MediaReader, inside: Path) -> None:
     (inside / "clip.mp4").write_bytes(b"a video")
     source = MediaSource(MediaKind.VIDEO, str(inside / "clip.mp4"), "field")
@@ -262,62 +236,6 @@ async def test_what_a_request_holds_in_memory_is_bounded(uploads: Uploads, insid
         await reader.read_media(sources(url, url, url), HELD)
 
 
-async def test_only_regular_files_are_read(reader: MediaReader, inside: Path) -> None:
-    os.mkfifo(inside / "pipe.mp4")
-    for name in ("pipe.mp4", ""):
-        with pytest.raises(MediaError, match="regular file"):
-            await _read(reader, f"{inside}/{name}")
-    with pytest.raises(HippoError):
-        await _read(reader, f"{inside}/null\0byte")
-
-
-async def test_an_item_that_is_refused_ends_the_fetch_beside_it(uploads: Uploads) -> None:
-    is_fetching, has_left = asyncio.Event(), asyncio.Event()
-
-    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        head = await reader.readuntil(b"\r\n\r\n")
-        if head.startswith(b"GET /slow"):
-            is_fetching.set()
-            await reader.read()  # to its end
-            has_left.set()
-        else:
-            await is_fetching.wait()
-            writer.write(b"HTTP/1.1 404 Not Found\r\nContent-Length: 0\r\n\r\n")
-
-    private: dict[str, Any] = {"allow_http_media": True, "allow_private_media_addresses": True}
-    reader = MediaReader(_settings("127.0.0.1", **private), uploads)
-    async with serving(answer) as port:
-        base = f"http://127.0.0.1:{port}"
-        sources = [MediaSource(MediaKind.VIDEO, f"{base}/{name}", name) for name in ("slow", "bad")]
-        with pytest.raises(MediaError, match="status 404") as caught:
-            await reader.read_media(sources, HELD)
-        assert caught.value.param == "bad"
-        await asyncio.wait_for(has_left.wait(), 30)
-    await reader.close()
-
-
-async def test_what_several_urls_hold_counts_together(uploads: Uploads) -> None:
-    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        await reader.readuntil(b"\r\n\r\n")
-        writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n" % (1 << 19))
-        writer.write(bytes(1 << 19))
-
-    private: dict[str, Any] = {"allow_http_media": True, "allow_private_media_addresses": True}
-    reader = MediaReader(_settings("127.0.0.1", max_message_mib=1, **private), uploads)
-    inline = f"data:video/mp4;base64,{base64.b64encode(bytes(1 << 19)).decode()}"
-    async with serving(answer) as port:
-        url = f"http://127.0.0.1:{port}/half.mp4"
-
-        def sources(*urls: str) -> list[MediaSource]:
-            return [MediaSource(MediaKind.VIDEO, each, "field") for each in urls]
-
-        assert len(await reader.read_media(sources(url, url), HELD)) == 2
-        for urls in ((url, url, url), (url, inline, url)):
-            with pytest.raises(MediaError, match="more than 1048576 bytes"):
-                await reader.read_media(sources(*urls), HELD)
-    await reader.close()
-
-
 async def _upload(uploads: Uploads, data: bytes, owner: str | None = None) -> str:
     pieces = iter([data, b""])
 
@@ -340,13 +258,7 @@ async def test_an_upload_is_read_by_its_id_for_its_owner_alone(
     assert media.data == b"a video"
 
 
-async def test_an_upload_is_no_image(reader: MediaReader, uploads: Uploads) -> None:
-    video_id = await _upload(uploads, b"a video")
-    with pytest.raises(MediaError):
-        await _read(reader, video_id, MediaKind.IMAGE)
-
-
-FRAMES = "data:video/jpeg;base64,b25l,dHdv,dGhyZWU="
+FRAMES = "\ndata:video/jpeg;base64,b25l,\ndHdv\n,dGhyZWU"  # in all forms of base64
 
 
 @pytest.mark.parametrize(
@@ -414,11 +326,6 @@ async def test_more_frames_than_any_service_takes_are_refused_before_they_are_de
     reader = MediaReader(_settings(), uploads)
     with pytest.raises(MediaError, match="70001 frames; at most 65536"):
         await _read(reader, "data:video/jpeg;base64," + "," * 70_000)
-
-
-async def test_a_malformed_path_is_the_callers_mistake(reader: MediaReader) -> None:
-    with pytest.raises(MediaError, match="is malformed"):
-        await _read(reader, "file://[/clip.mp4")
 
 
 async def test_media_count_with_what_all_requests_hold(uploads: Uploads) -> None:

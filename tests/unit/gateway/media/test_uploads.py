@@ -78,14 +78,6 @@ async def test_it_expires(uploads: Uploads, clock: _Clock, tmp_path: Path) -> No
     assert _files(tmp_path) == []
 
 
-async def test_it_is_deleted(uploads: Uploads, tmp_path: Path) -> None:
-    upload = await uploads.add_upload(_reading(b"x"), filename="", owner=None)
-    uploads.delete(upload.video_id, None)
-    assert _files(tmp_path) == []
-    with pytest.raises(NotFoundError):
-        uploads.delete(upload.video_id, None)
-
-
 @pytest.mark.parametrize("expires", [False, True])
 async def test_what_a_request_uses_is_kept_until_its_end(
     uploads: Uploads, clock: _Clock, tmp_path: Path, expires: bool

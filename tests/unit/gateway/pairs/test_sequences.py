@@ -1,0 +1,130 @@
+"""Which target and which draft a sequence has, when services are full or break."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Sequence
+
+import pytest
+
+from gateway.answer.completion import Completion
+from gateway.answer.plan import SpeculationPlan
+from gateway.answer.report import AnswerRecord
+from gateway.pairs.targets import Pair
+from hippo.errors import UnavailableError
+from hippo.models.interface.base import StepPlan
+from hippo.types import Pruning
+from tests.support.models.toy_model import ToyModel
+from tests.support.running.gate import Gate
+from tests.support.running.services import (
+    backend_of,
+    no_files,
+    serving_draft,
+    serving_target,
+    toy_request,
+    until,
+    with_tokenizer,
+)
+from tests.unit.gateway.pairs.test_backends import backends_of, until_up
+
+
+def _completion(pairs: Sequence[Pair]) -> Completion:
+    return Completion(
+        toy_request(),
+        plan=SpeculationPlan("serial", 4, 4, Pruning()),
+        pairs=pairs,
+        stops=(),
+        draft_stall_s=5,
+        timeout_s=None,
+        record=AnswerRecord(policy="serial", received_ns=time.monotonic_ns()),
+        news=asyncio.Event(),
+        copy_files=no_files,
+    )
+
+
+@pytest.mark.parametrize("broken", ["target", "draft"])
+async def test_a_service_that_breaks_a_stream_is_left_out_at_once(
+    broken: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not only when its health is looked at for the next time."""
+    monkeypatch.setattr("gateway.pairs.watch._PERIOD_UP_S", 3600.0)
+    model, gate = with_tokenizer(ToyModel()), Gate()
+    async with (
+        serving_target(model) as (target, target_client),
+        serving_draft(with_tokenizer(ToyModel())) as (draft, draft_client),
+    ):
+        backends = backends_of([target_client], [draft_client])
+        await backends.start()
+        await until_up(backends, 1, 1)
+        model.on_forward = gate
+        completion = _completion([backends.pair(None)])
+        try:
+            async with completion:
+                await until(gate.has_arrived.is_set)
+                await until(lambda: completion.record.stats.num_blocks > 0)
+                await {"target": target, "draft": draft}[broken].rpc.stop()
+                if broken == "target":
+                    await until(lambda: completion.is_over)
+                    assert isinstance(completion.error, UnavailableError)
+                    with pytest.raises(UnavailableError):
+                        backends.pair(None)
+                else:
+                    await until(lambda: bool(completion.record.draft_losses))
+                    await until_up(backends, 1, 0)
+                    gate.open()
+                    await until(lambda: completion.is_over)
+                    assert completion.error is None
+        finally:
+            gate.open()
+        await backends.close()
+
+
+def _wait_until(condition: Callable[[], bool]) -> None:
+    """Holds a device thread."""
+    while not condition():
+        time.sleep(0.005)
+
+
+async def test_a_sequence_in_the_targets_queue_leaves_the_drafts_slots_to_running_ones() -> None:
+    model, gate = with_tokenizer(ToyModel(num_slots=1)), Gate()
+
+    async with (
+        serving_target(model) as (target, client),
+        serving_draft(with_tokenizer(ToyModel(num_slots=2))) as (draft, draft_client),
+    ):
+        backends = backends_of([client], [draft_client])
+        await backends.start()
+        await until_up(backends, 1, 1)
+        pairs = [backends.pair(None)]
+        first, second = _completion(pairs), _completion(pairs)
+        opened = backend_of(draft).engine.counters
+
+        num_before = len(model.reused)  # prefills, of the warm-up
+
+        def num_begun() -> int:
+            return len(model.reused) - num_before
+
+        def prefill(_: int) -> None:
+            """A sequence has its draft from the beginning."""
+            _wait_until(lambda: opened.num_opened == num_begun())
+
+        def step(plan: StepPlan) -> None:
+            gate(plan)
+            running = (first, second)[num_begun() - 1]
+            _wait_until(lambda: running.record.stats.num_blocks > 0)
+
+        model.on_piece, model.on_forward = prefill, step
+        async with first:
+            await until(gate.has_arrived.is_set)
+            async with second:
+                await until(lambda: backend_of(target).slots.num_waiting == 1)
+                await asyncio.sleep(0.1)
+                assert opened.num_opened == 1
+                gate.open()
+                await until(lambda: first.is_over and second.is_over)
+        for completion in (first, second):
+            assert completion.error is None and completion.record.draft_losses == []
+            assert completion.record.num_draft_recoveries == 0
+            assert completion.record.stats.num_blocks > 0
+        await backends.close()
