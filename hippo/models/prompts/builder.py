@@ -113,7 +113,7 @@ class PromptBuilder(ABC):
         limits = {
             field.name: getattr(self.frame_limits, field.name)
             for field in fields(self.frame_limits)
-            # The first two decide no ids of a video, the last only those of anamorphic ones.
+            # The first two decide no ids of a video, the last only ids of anamorphic videos.
             if field.name not in ("image_pixels", "resample", "as_shown")
         }
         described = json.dumps([limits, layout.pieces, layout.visual_grid])
@@ -131,9 +131,9 @@ class PromptBuilder(ABC):
         places: Sequence[torch.Tensor],
         media: Sequence[DecodedMedia],
     ) -> torch.Tensor:
-        """Returns Prompt.positions; ``places`` are those of each layout's visual tokens, and the
-        items of a kind have the same order in ``layouts`` and ``media``. By default a token's only
-        position is its index."""
+        """Returns Prompt.positions; ``places`` are the places of each layout's visual tokens, and
+        the items of a kind have the same order in ``layouts`` and ``media``. By default a token's
+        only position is its index."""
         return torch.arange(input_ids.shape[0])[None]
 
 
@@ -161,12 +161,14 @@ def _media_use(
     items: Sequence[VisualItem],
     grids: Sequence[VisualGrid],
 ) -> tuple[MediaUse, ...]:
-    """Describes the items of a request; ``ordered`` are those of the prompt, in its order."""
+    """Describes the items of a request; ``ordered`` are the prompt's items, in its order."""
     shown = sorted(ordered, key=lambda item: item.kind is MediaKind.IMAGE)  # as Prompt.items
     num_tokens = {
         id(item): int(visual.places.shape[0]) for item, visual in zip(shown, items, strict=True)
     }
-    grid_of = {id(item): grid for item, grid in zip(shown, grids, strict=False)}  # of the videos
+    grid_of = {
+        id(item): grid for item, grid in zip(shown, grids, strict=False)
+    }  # videos come first
     return tuple(
         MediaUse(
             item.kind,

@@ -1,4 +1,4 @@
-"""Resizes frames that the media decoder has not resized, such as those of a test or a warm-up."""
+"""Resizes frames that the media decoder has not resized, such as a warm-up's or a test's."""
 
 from __future__ import annotations
 

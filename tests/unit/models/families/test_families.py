@@ -197,12 +197,6 @@ def test_a_long_video_equals_transformers_own(held: Held, monkeypatch: pytest.Mo
     assert_close(torch.cat((logits, model.forward(step(0, 0, *block)))), expected)
 
 
-def test_prompts_differ_in_their_hash(held: Held) -> None:
-    one, same, other = (prepare(held.model, user(text)) for text in ("a", "a", "b"))
-    assert one.prompt_hash == same.prompt_hash != other.prompt_hash
-    assert len(one.prompt_hash) == 32
-
-
 @pytest.mark.parametrize(
     ("messages", "said"),
     [

@@ -19,7 +19,7 @@ from hippo.catalog.pair import check_pair
 from hippo.errors import IncompatiblePairError, ModelLoadError
 from hippo.models.interface.plan import LoadPlan
 from hippo.models.load import load_model
-from hippo.models.loading.pretrained import _context_limit
+from hippo.models.loading.resolve import limit_context
 from hippo.service.settings import EngineSettings
 from tests.support.models.checkpoints import write_checkpoint
 from tests.support.models.reference import clip, prefill, prepare, step, user
@@ -144,11 +144,11 @@ def test_end_tokens_fall_back_to_the_tokenizers(copy: Path) -> None:
 
 def test_a_window_counts_where_the_configuration_does_not_list_the_layers() -> None:
     text = SimpleNamespace(sliding_window=128, max_position_embeddings=4096)  # Mistral's form
-    assert _context_limit("m", text, None) == _context_limit("m", text, 128) == 128
+    assert limit_context("m", text, None) == limit_context("m", text, 128) == 128
     with pytest.raises(ModelLoadError, match="sliding window of 128 tokens"):
-        _context_limit("m", text, 129)
+        limit_context("m", text, 129)
     text.layer_types = ["full_attention"]
-    assert _context_limit("m", text, None) == 4096
+    assert limit_context("m", text, None) == 4096
 
 
 def _without(folder: Path, key: str) -> dict[str, object]:
@@ -196,7 +196,7 @@ def test_a_llava_onevision_that_cannot_work_is_refused(
 def test_limits_of_pixels_are_refused_before_weights_are_read(
     llava_checkpoint: Path, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
-    monkeypatch.delattr("hippo.models.load.load_pretrained")
+    monkeypatch.delattr("hippo.models.load.resolve")
     settings = EngineSettings(model=str(llava_checkpoint), **{name: 50_000})  # type: ignore[arg-type]
     with pytest.raises(ModelLoadError, match=r"frames of one size.*leave out --max-video-pixels"):
         load_model(settings.load_plan)
