@@ -15,7 +15,7 @@ from hippo.models.products.linear import has_half_linear, packs_weights
 
 if TYPE_CHECKING:
     from hippo.models.products.shards import Shards
-    from hippo.models.quantized.forms import Form
+    from hippo.models.quantized.forms import WeightForm
 
 DTYPES: Mapping[str, torch.dtype] = MappingProxyType(
     {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -45,7 +45,7 @@ def device_of(plan: LoadPlan, shards: Shards | None) -> torch.device:
 
 
 def dtype_of(
-    plan: LoadPlan, checkpoint: Checkpoint, device: torch.device, form: Form | None = None
+    plan: LoadPlan, checkpoint: Checkpoint, device: torch.device, form: WeightForm | None = None
 ) -> torch.dtype:
     """Returns the plan's dtype, with auto resolved as LoadPlan says, or the preferred dtype of a
     quantised form if its products do not take that one.

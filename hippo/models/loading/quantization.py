@@ -30,7 +30,7 @@ from hippo.models.interface.checkpoint import Checkpoint
 from hippo.models.interface.plan import LoadPlan
 from hippo.models.loading.placement import dtype_of
 from hippo.models.quantized import awq
-from hippo.models.quantized.forms import Dequantised, Form, Packed
+from hippo.models.quantized.forms import Dequantised, Packed, WeightForm
 from hippo.models.quantized.packed import can_pack
 
 _log = logging.getLogger(__name__)
@@ -45,7 +45,9 @@ _INT8_DTYPES = (torch.bfloat16, torch.float32)
 _LOAD_PACKAGES = {"int8": ("torchao",), "nf4": ("bitsandbytes",)}
 
 
-def find_quantization(plan: LoadPlan, checkpoint: Checkpoint, device: torch.device) -> Form | None:
+def find_quantization(
+    plan: LoadPlan, checkpoint: Checkpoint, device: torch.device
+) -> WeightForm | None:
     """Returns the form of the quantised weights; None: they are plain.
 
     Raises ModelLoadError for a form that the device or the installed packages cannot run, for a
@@ -85,7 +87,7 @@ def _packed_bits(plan: LoadPlan, checkpoint: Checkpoint, device: torch.device) -
     return bits if has_kernels else None
 
 
-def _at_load(plan: LoadPlan, checkpoint: Checkpoint, device: torch.device) -> Form:
+def _at_load(plan: LoadPlan, checkpoint: Checkpoint, device: torch.device) -> WeightForm:
     name = plan.quantization
     assert name is not None
     _require_packages(checkpoint, name, _LOAD_PACKAGES[name])
@@ -93,12 +95,12 @@ def _at_load(plan: LoadPlan, checkpoint: Checkpoint, device: torch.device) -> Fo
         return Packed(name=name, bits=bits)
     is_gpu = device.type == "cuda"
     if name == "int8":
-        return Form(name=name, dtypes=_INT8_DTYPES if is_gpu else ())
-    return Form(name=name, rounds_by_rows=is_gpu)
+        return WeightForm(name=name, dtypes=_INT8_DTYPES if is_gpu else ())
+    return WeightForm(name=name, rounds_by_rows=is_gpu)
 
 
 def warn_of_rounding(
-    plan: LoadPlan, checkpoint: Checkpoint, form: Form | None, dtype: torch.dtype
+    plan: LoadPlan, checkpoint: Checkpoint, form: WeightForm | None, dtype: torch.dtype
 ) -> None:
     """Logs a warning if the number of rows of a forward changes logits by more than the rounding of
     plain weights."""
@@ -159,21 +161,21 @@ def _refuse_mixing(checkpoint: Checkpoint, form: str) -> None:
 
 def _bitsandbytes(
     checkpoint: Checkpoint, settings: dict[str, Any], device: torch.device, bits: float | None
-) -> Form:
+) -> WeightForm:
     if settings.get("load_in_8bit") and float(settings.get("llm_int8_threshold", 6.0)) > 0:
         _refuse_mixing(checkpoint, "LLM.int8()")
     _require_packages(checkpoint, "bitsandbytes", ("bitsandbytes",))
     if settings.get("load_in_8bit"):
-        return Form(name="LLM.int8() without outliers", settings=settings)
+        return WeightForm(name="LLM.int8() without outliers", settings=settings)
     name = f"bitsandbytes {settings.get('bnb_4bit_quant_type', 'fp4')}"
     if bits is not None:
         return Packed(name=name, settings=settings, bits=bits)
-    return Form(name=name, settings=settings, rounds_by_rows=device.type == "cuda")
+    return WeightForm(name=name, settings=settings, rounds_by_rows=device.type == "cuda")
 
 
 def _awq(
     checkpoint: Checkpoint, settings: dict[str, Any], device: torch.device, bits: float | None
-) -> Form:
+) -> WeightForm:
     widths = column_counts(checkpoint.config)
     if (problem := awq.problem_of(settings, widths)) is not None:
         raise ModelLoadError(f"{checkpoint.name}: {problem}: use another form of the model")
@@ -185,19 +187,19 @@ def _awq(
 
 def _gptq(
     checkpoint: Checkpoint, settings: dict[str, Any], device: torch.device, bits: float | None
-) -> Form:
+) -> WeightForm:
     if device.type != "cuda":
         raise ModelLoadError(
             f"{checkpoint.name} is quantised by gptq, whose kernels need a GPU: use --device "
             "cuda, or an AWQ, bitsandbytes or plain form of the model"
         )
     _require_packages(checkpoint, "gptq", ("gptqmodel", "optimum"))
-    return Form(name="gptq", settings=settings)
+    return WeightForm(name="gptq", settings=settings)
 
 
 def _fine_grained_fp8(
     checkpoint: Checkpoint, settings: dict[str, Any], device: torch.device, bits: float | None
-) -> Form:
+) -> WeightForm:
     if not _multiplies_fp8(device):
         return Dequantised(name="fp8", settings=settings | {"dequantize": True})
     _require_packages(checkpoint, "fp8", ("kernels",))
@@ -212,12 +214,12 @@ def _fine_grained_fp8(
             f"{checkpoint.name}: its FP8 kernels cannot be loaded from the hub (kernels-community/"
             f"finegrained-fp8): {error}"
         ) from error
-    return Form(name="fp8", settings=settings)
+    return WeightForm(name="fp8", settings=settings)
 
 
 def _compressed_tensors(
     checkpoint: Checkpoint, settings: dict[str, Any], device: torch.device, bits: float | None
-) -> Form:
+) -> WeightForm:
     _require_packages(checkpoint, "compressed-tensors", ("compressed_tensors",))
     groups = list((settings.get("config_groups") or {}).values())
     sparsity = (settings.get("sparsity_config") or {}).get("format", "dense")
@@ -233,7 +235,7 @@ def _compressed_tensors(
     if _multiplies_fp8(device) and (weights.get("type"), weights.get("num_bits")) == ("float", 8):
         # torch multiplies FP8 with a scale for each row into other dtypes on Hopper alone.
         is_hopper = torch.cuda.get_device_capability(device)[0] == _HOPPER
-        return Form(
+        return WeightForm(
             name=name,
             settings=settings | {"use_optimized_inference": True},
             dtypes=() if is_hopper else (torch.bfloat16,),
@@ -245,7 +247,7 @@ def _compressed_tensors(
 
 def _torchao(
     checkpoint: Checkpoint, settings: dict[str, Any], device: torch.device, bits: float | None
-) -> Form:
+) -> WeightForm:
     form = json.dumps(settings.get("quant_type"))
     if "DynamicActivation" in form and "PerTensor" in form:
         _refuse_mixing(
@@ -253,10 +255,12 @@ def _torchao(
         )
     _require_packages(checkpoint, "torchao", ("torchao",))
     overflows = "Int8WeightOnly" in form and device.type == "cuda"
-    return Form(name="torchao", settings=settings, dtypes=_INT8_DTYPES if overflows else ())
+    return WeightForm(name="torchao", settings=settings, dtypes=_INT8_DTYPES if overflows else ())
 
 
-_METHODS: dict[str, Callable[[Checkpoint, dict[str, Any], torch.device, float | None], Form]] = {
+_METHODS: dict[
+    str, Callable[[Checkpoint, dict[str, Any], torch.device, float | None], WeightForm]
+] = {
     "awq": _awq,
     "bitsandbytes": _bitsandbytes,
     "compressed-tensors": _compressed_tensors,

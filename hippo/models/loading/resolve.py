@@ -29,7 +29,7 @@ from hippo.models.products.linear import (
     packs_weights,
     padded_rows,
 )
-from hippo.models.quantized.forms import Form, Packed
+from hippo.models.quantized.forms import Packed, WeightForm
 from hippo.models.runners.captured import GRAPH_LAYER_BYTES, MOST_ROWS, most_graphs
 from hippo.models.runners.fixed import spare_places
 
@@ -55,7 +55,7 @@ class Resolved:
     shards: Shards | None
     device: torch.device
     devices: tuple[torch.device, ...]  # one for each rank
-    form: Form | None  # None: weights are plain
+    form: WeightForm | None  # None: weights are plain
     dtype: torch.dtype  # as served
     working_dtype: torch.dtype  # activations have it, and weights until they are packed
     cache_dtype: torch.dtype

@@ -13,7 +13,7 @@ from safetensors import SafetensorError
 
 from hippo.errors import ModelLoadError
 from hippo.models.interface.checkpoint import Checkpoint
-from hippo.models.quantized.forms import Form
+from hippo.models.quantized.forms import WeightForm
 
 if TYPE_CHECKING:
     from hippo.models.products.shards import Shards
@@ -33,7 +33,7 @@ def read_weights(
     dtype: torch.dtype,
     *,
     device: torch.device,
-    form: Form | None,
+    form: WeightForm | None,
     shards: Shards | None,
     report: Report,
 ) -> Any:

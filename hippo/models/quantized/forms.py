@@ -1,6 +1,6 @@
-"""The forms of quantised weights in memory, by how their layers run, and how transformers reads
-them: by the package that quantised them (``Form``), by hippo's kernels (``Packed``), or as plain
-layers (``Dequantised``)."""
+"""The forms of quantised weights in memory, and how transformers reads them. Their layers run by the
+package that quantised them (``WeightForm``), by hippo's kernels (``Packed``), or as plain layers
+(``Dequantised``)."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _SKIP_LISTS = ("modules_to_not_convert", "llm_int8_skip_modules", "ignore")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Form:
+class WeightForm:
     """Weights whose layers run by the package that quantised them.
 
     ``settings`` are the checkpoint's ``quantization_config`` for transformers; None: a plain
@@ -99,7 +99,7 @@ class Form:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Packed(Form):
+class Packed(WeightForm):
     """Weights whose layers run by hippo.models.quantized.packed, in ``bits`` a weight."""
 
     bits: float
@@ -108,7 +108,7 @@ class Packed(Form):
     unused_suffixes: ClassVar[tuple[str, ...]] = (".weight_zero_point",)
 
     def layer_bits(self, checkpoint: Checkpoint, shape: ModelShape, bytes_each: int) -> float:
-        """See Form.layer_bits."""
+        """See WeightForm.layer_bits."""
         return self.bits
 
     def _packs(self, module: str) -> bool:
@@ -116,13 +116,13 @@ class Packed(Form):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Dequantised(Form):
+class Dequantised(WeightForm):
     """Weights that are dequantised while they are read; the layers are plain."""
 
     is_kept: ClassVar[bool] = False
 
     def layer_bits(self, checkpoint: Checkpoint, shape: ModelShape, bytes_each: int) -> None:
-        """See Form.layer_bits."""
+        """See WeightForm.layer_bits."""
 
 
 def _int8_config(_dtype: torch.dtype) -> Any:

@@ -17,7 +17,7 @@ from hippo.models.interface.checkpoint import find_checkpoint
 from hippo.models.interface.plan import LoadPlan
 from hippo.models.loading.resolve import Resolved, resolve
 from hippo.models.products.linear import packs_weights
-from hippo.models.quantized.forms import Form
+from hippo.models.quantized.forms import WeightForm
 from tests.support.models.hub_forms import write_hub_form
 
 TIED, SHARED = "Qwen/Qwen2.5-VL-3B-Instruct", "Qwen/Qwen2.5-VL-32B-Instruct"
@@ -67,7 +67,7 @@ def test_a_service_counts_as_the_command_does(
 
 def test_a_product_of_quantised_layers_has_room_for_one_unpacked_weight(folder_of: Any) -> None:
     plain = resolved(folder_of(SHARED), (GPU,))
-    quantised = dataclasses.replace(plain, form=Form(name="nf4"))
+    quantised = dataclasses.replace(plain, form=WeightForm(name="nf4"))
     room = quantised.needs(512).work_bytes - plain.needs(512).work_bytes
     assert room == 2 * plain.shape.mlp_width * plain.shape.hidden_size
 

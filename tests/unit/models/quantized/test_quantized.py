@@ -22,7 +22,7 @@ from hippo.models.interface.plan import LoadPlan
 from hippo.models.loading import quantization as quantized
 from hippo.models.loading.placement import dtype_of
 from hippo.models.loading.quantization import find_quantization, is_installed, warn_of_rounding
-from hippo.models.quantized.forms import Form, Packed
+from hippo.models.quantized.forms import Packed, WeightForm
 from hippo.parallel.source import ParallelSource
 from services.target.config import TargetSettings
 from tests.support.models.hub_forms import write_hub_form
@@ -64,7 +64,7 @@ def find(
     capability: tuple[int, int] = (9, 0),
     packages: set[str] = ALL_PACKAGES,
     **changes: Any,
-) -> Form | None:
+) -> WeightForm | None:
     with (
         mock.patch.object(quantized, "is_installed", packages.__contains__),
         mock.patch.object(torch.cuda, "get_device_capability", lambda device: capability),
@@ -262,7 +262,7 @@ def test_kernels_that_round_by_the_number_of_rows_are_told(
 def test_a_checkpoints_own_compute_dtype_is_not_that_of_other_rows() -> None:
     layer: Any = torch.nn.Linear(2, 2)
     layer.compute_type_is_set, layer.compute_dtype = True, torch.bfloat16
-    Form(name="nf4").prepare_modules(layer, torch.float32)
+    WeightForm(name="nf4").prepare_modules(layer, torch.float32)
     assert layer.compute_dtype == torch.float32
 
 
