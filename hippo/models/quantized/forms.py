@@ -1,4 +1,4 @@
-"""The forms of quantised weights in memory, and how transformers reads them. Their layers run by the
+"""The forms of quantised weights in memory, and how transformers reads them. Layers run by the
 package that quantised them (``WeightForm``), by hippo's kernels (``Packed``), or as plain layers
 (``Dequantised``)."""
 
