@@ -63,7 +63,7 @@ class DecoderStack:
             self._head: Linear = head
             if is_plain(head):
                 self._head = make_head(head.weight[: aligned_rows(num_token_ids)])
-        self._num_token_ids = num_token_ids
+        self.num_token_ids = num_token_ids
 
     @property
     def num_layers(self) -> int:
@@ -96,7 +96,7 @@ class DecoderStack:
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """Applies final norm and head: float32 ``[rows, num_token_ids]``."""
-        return self._head(self._norm(hidden))[:, : self._num_token_ids].float()
+        return self._head(self._norm(hidden))[:, : self.num_token_ids].float()
 
 
 class _FusedLayer:
