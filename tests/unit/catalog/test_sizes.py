@@ -80,16 +80,9 @@ def test_a_public_model_has_as_many_parameters_as_transformers_builds(
     ("name", "num_parameters"),
     [
         ("OpenGVLab/InternVL3_5-1B-HF", 1_060_897_792),
-        ("Qwen/Qwen2-VL-2B-Instruct", 2_208_985_600),
-        ("Qwen/Qwen2-VL-7B-Instruct", 8_291_375_616),
         ("Qwen/Qwen2-VL-72B-Instruct", 73_405_560_320),
-        ("Qwen/Qwen2.5-VL-3B-Instruct", 3_754_622_976),
         ("Qwen/Qwen2.5-VL-7B-Instruct", 8_292_166_656),
-        (QWEN_32B, 33_452_718_336),
         (QWEN_72B, 73_410_777_344),
-        ("Qwen/Qwen3-VL-2B-Instruct", 2_127_532_032),
-        ("Qwen/Qwen3-VL-4B-Instruct", 4_437_815_808),
-        ("Qwen/Qwen3-VL-8B-Instruct", 8_767_123_696),
         ("Qwen/Qwen3-VL-32B-Instruct", 33_357_390_064),
     ],
 )

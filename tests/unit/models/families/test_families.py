@@ -72,16 +72,6 @@ def test_prefill_and_steps_equal_transformers_own(held: Held, turn: str) -> None
     assert_close(torch.stack(logits), held.reference.forward(inputs, ids)[prompt.length - 1 :])
 
 
-def test_a_greedy_answer_equals_generates(held: Held) -> None:
-    content, parts, media = arranged(TURNS["frames far apart"])
-    prompt = prepare(held.model, user(*parts), *media)
-    ids = [int(prefill(held.model, 0, prompt).argmax())]
-    generated = held.reference.generate(held.reference.inputs(content, media), 8)
-    while len(ids) < len(generated):
-        ids.append(int(held.model.forward(step(0, len(ids) - 1, ids[-1]))[0].argmax()))
-    assert ids == generated
-
-
 def test_videos_of_different_lengths_equal_transformers_own(held: Held) -> None:
     clips = clip(), clip(num_frames=3, size=112, seed=1), clip(num_frames=20, seed=2)
     prompt = prepare(held.model, user(0, "what is", 1, "in the", 2, "thing?"), *clips)

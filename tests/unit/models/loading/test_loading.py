@@ -8,7 +8,6 @@ import subprocess
 import sys
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 import torch
@@ -154,42 +153,6 @@ def test_a_window_counts_where_the_configuration_does_not_list_the_layers() -> N
 def _without(folder: Path, key: str) -> dict[str, object]:
     text: dict[str, object] = json.loads((folder / "config.json").read_text())["text_config"]
     return text | {key: None}
-
-
-@pytest.mark.parametrize(
-    ("file", "values", "said"),
-    [
-        (
-            "config.json",
-            {
-                "text_config": {
-                    "use_sliding_window": True,
-                    "sliding_window": 128,
-                    "layer_types": ["sliding_attention"] * 3,
-                }
-            },
-            "sliding window of 128",
-        ),
-        ("config.json", {"text_config": {"model_type": "llama"}}, "language model is a 'llama'"),
-        ("config.json", {"vision_feature_select_strategy": "default"}, "'default' is not supp"),
-        ("processor_config.json", {"num_image_tokens": 729}, "counts 729 tokens .* gives 25"),
-        (
-            "processor_config.json",
-            {"video_processor": {"size": {"shortest_edge": 38}}},
-            "frames of size",
-        ),
-    ],
-)
-def test_a_llava_onevision_that_cannot_work_is_refused(
-    llava_checkpoint: Path, tmp_path: Path, file: str, values: dict[str, Any], said: str
-) -> None:
-    path = Path(shutil.copytree(llava_checkpoint, tmp_path / "copy")) / file
-    config = json.loads(path.read_text())
-    for key, value in values.items():
-        config[key] = {**config[key], **value} if isinstance(value, dict) else value
-    path.write_text(json.dumps(config))
-    with pytest.raises(ModelLoadError, match=said):
-        load_model(LoadPlan(str(path.parent), max_context_length=256))
 
 
 @pytest.mark.parametrize("name", ["max_video_pixels", "max_image_pixels"])
