@@ -11,6 +11,17 @@ from typing import Any
 
 PUBLIC_TOWERS: Mapping[str, Mapping[str, Any]] = MappingProxyType(
     {
+        "internvl": {  # InternViT with 300M parameters
+            "attention_bias": True,
+            "hidden_size": 1024,
+            "image_size": [448, 448],
+            "intermediate_size": 4096,
+            "norm_type": "layer_norm",
+            "num_attention_heads": 16,
+            "num_hidden_layers": 24,
+            "patch_size": [14, 14],
+            "use_qk_norm": False,
+        },
         "llava_onevision": {
             "hidden_size": 1152,
             "image_size": 384,
@@ -69,43 +80,12 @@ def _public(
         "intermediate_size": mlp,
         "vocab_size": ids,
         "tie_word_embeddings": more.get("is_tied", False),
-        **({"head_dim": 128} if family.startswith("qwen3_vl") else {}),
+        **({"head_dim": 128} if family.startswith(("qwen3_vl", "internvl")) else {}),
+        **({"model_type": "qwen3"} if family == "internvl" else {}),
         **more.get("text", {}),
     }
     vision = {**PUBLIC_TOWERS[family.removesuffix("_moe")], **more.get("vision", {})}
     return MappingProxyType({"model_type": family, "text_config": text, "vision_config": vision})
-
-
-def _internvl(
-    width: int, layers: int, num_heads: int, mlp: int, vision: Mapping[str, Any] | None = None
-) -> Mapping[str, Any]:
-    """InternVL3.5: layers of Qwen3 with untied embeddings, and a tower of 300M parameters."""
-    text = {
-        "model_type": "qwen3",
-        "hidden_size": width,
-        "num_hidden_layers": layers,
-        "num_attention_heads": num_heads,
-        "num_key_value_heads": 8,
-        "head_dim": 128,
-        "intermediate_size": mlp,
-        "vocab_size": 151936,
-        "tie_word_embeddings": False,
-    }
-    tower = {
-        "attention_bias": True,
-        "hidden_size": 1024,
-        "image_size": [448, 448],
-        "intermediate_size": 4096,
-        "norm_type": "layer_norm",
-        "num_attention_heads": 16,
-        "num_hidden_layers": 24,
-        "patch_size": [14, 14],
-        "use_qk_norm": False,
-    }
-    vision = {**tower, **(vision or {})}
-    return MappingProxyType(
-        {"model_type": "internvl", "text_config": text, "vision_config": vision}
-    )
 
 
 _INTERNVIT_6B: Mapping[str, Any] = MappingProxyType(
@@ -168,12 +148,14 @@ PUBLIC_CONFIGS: Mapping[str, Mapping[str, Any]] = MappingProxyType(
         "llava-hf/llava-onevision-qwen2-72b-ov-hf": _public(
             "llava_onevision", 8192, 80, (64, 8), 29568, 152128
         ),
-        "OpenGVLab/InternVL3_5-1B-HF": _internvl(1024, 28, 16, 3072),
-        "OpenGVLab/InternVL3_5-2B-HF": _internvl(2048, 28, 16, 6144),
-        "OpenGVLab/InternVL3_5-4B-HF": _internvl(2560, 36, 32, 9728),
-        "OpenGVLab/InternVL3_5-8B-HF": _internvl(4096, 36, 32, 12288),
-        "OpenGVLab/InternVL3_5-14B-HF": _internvl(5120, 40, 40, 17408),
-        "OpenGVLab/InternVL3_5-38B-HF": _internvl(5120, 64, 64, 25600, _INTERNVIT_6B),
+        "OpenGVLab/InternVL3_5-1B-HF": _public("internvl", 1024, 28, (16, 8), 3072, 151936),
+        "OpenGVLab/InternVL3_5-2B-HF": _public("internvl", 2048, 28, (16, 8), 6144, 151936),
+        "OpenGVLab/InternVL3_5-4B-HF": _public("internvl", 2560, 36, (32, 8), 9728, 151936),
+        "OpenGVLab/InternVL3_5-8B-HF": _public("internvl", 4096, 36, (32, 8), 12288, 151936),
+        "OpenGVLab/InternVL3_5-14B-HF": _public("internvl", 5120, 40, (40, 8), 17408, 151936),
+        "OpenGVLab/InternVL3_5-38B-HF": _public(
+            "internvl", 5120, 64, (64, 8), 25600, 151936, vision=_INTERNVIT_6B
+        ),
     }
 )
 """By repository name: the part of its config.json (https://huggingface.co/NAME) that sets sizes."""
@@ -183,12 +165,11 @@ PUBLIC_CONFIGS: Mapping[str, Mapping[str, Any]] = MappingProxyType(
 class Tower:
     """The dimensions of a vision tower with its projector, and of a video's tokens."""
 
-    num_parameters: int
+    num_parameters: int  # in all products; norms and biases, a thousandth, are left out
     width: int
-    mlp_width: int
     patch_values: int  # numbers in a patch's pixels
     patches_per_token: float
-    tokens_per_side: int = 0  # of the grid of a frame of fixed size; 0: frames have any size
+    tokens_per_side: int = 0  # in the grid of a frame of fixed size; 0: frames have any size
     token_pixels: int = 0  # side of the square that one token covers; 0: frames have a fixed size
     token_frames: int = 1  # frames that one token covers
     num_separators: int = 0  # visual tokens at the end of a video, beside its grid
@@ -199,53 +180,37 @@ class Tower:
 def _qwen2_tower(vision: Mapping[str, Any], width: int) -> Tower:
     vision = {**PUBLIC_TOWERS["qwen2_vl"], **vision}  # AWQ and GPTQ repositories leave them out
     hidden = vision["embed_dim"]
-    mlp = int(hidden * vision["mlp_ratio"])
-    # Norms with biases, and an MLP of two products with biases.
-    block = 4 * hidden + 4 * (hidden * hidden + hidden) + 2 * hidden * mlp + mlp + hidden
-    return _patch_tower(vision, hidden, mlp, block, _merger(vision, hidden, width) + hidden)
+    return _patch_tower(vision, width, hidden, mlp=2 * vision["mlp_ratio"] * hidden)
 
 
 def _qwen2_5_tower(vision: Mapping[str, Any], width: int) -> Tower:
-    hidden, mlp = vision["hidden_size"], vision["intermediate_size"]
-    attention = 4 * hidden * hidden + 4 * hidden
-    block = 2 * hidden + attention + 3 * hidden * mlp + 2 * mlp + hidden
-    return _patch_tower(vision, hidden, mlp, block, _merger(vision, hidden, width))
+    return _patch_tower(vision, width, vision["hidden_size"], mlp=3 * vision["intermediate_size"])
 
 
 def _qwen3_tower(vision: Mapping[str, Any], width: int) -> Tower:
-    hidden, mlp = vision["hidden_size"], vision["intermediate_size"]
-    merged = hidden * vision["spatial_merge_size"] ** 2
-    num_added = len(vision["deepstack_visual_indexes"])
-    block = 4 * hidden + 4 * (hidden * hidden + hidden) + 2 * hidden * mlp + mlp + hidden
-    others = _merger(vision, hidden, width) + hidden  # its norm has a bias
-    # The mergers of deepstack normalise merged patches.
-    others += num_added * (_merger(vision, hidden, width) - hidden + 2 * merged)
-    others += hidden + vision["num_position_embeddings"] * hidden  # bias of the patch embedding
+    hidden, num_added = vision["hidden_size"], len(vision["deepstack_visual_indexes"])
+    tower = _patch_tower(vision, width, hidden, 2 * vision["intermediate_size"], 1 + num_added)
     return replace(
-        _patch_tower(vision, hidden, mlp, block, others),
+        tower,
+        num_parameters=tower.num_parameters + vision["num_position_embeddings"] * hidden,
         feature_parts=1 + num_added,
         frame_text_tokens=12,  # < 1 2 3 4 5 . 6 seconds > <|vision_start|> <|vision_end|>
     )
 
 
-def _merger(vision: Mapping[str, Any], hidden: int, width: int) -> int:
-    """Counts a norm without a bias and two products, from merged patches to tokens."""
-    merged = hidden * vision["spatial_merge_size"] ** 2
-    return int(hidden + merged * merged + merged + merged * width + width)
-
-
 def _patch_tower(
-    vision: Mapping[str, Any], hidden: int, mlp: int, block: int, others: int
+    vision: Mapping[str, Any], width: int, hidden: int, mlp: float, num_mergers: int = 1
 ) -> Tower:
-    """Describes a tower of the Qwen kind; ``block`` and ``others`` are numbers of parameters."""
+    """Describes a tower of the Qwen kind; ``mlp`` is the width of all products of an MLP, and a
+    merger has two products, from merged patches to a token."""
     depth, patch, merge = (
         vision["temporal_patch_size"], vision["patch_size"], vision["spatial_merge_size"]
     )  # fmt: skip
-    values = 3 * depth * patch**2
+    values, merged = 3 * depth * patch**2, hidden * merge**2
+    blocks = vision["depth"] * hidden * (4 * hidden + mlp)
     return Tower(
-        num_parameters=int(values * hidden + vision["depth"] * block + others),
+        num_parameters=int(values * hidden + blocks + num_mergers * merged * (merged + width)),
         width=hidden,
-        mlp_width=mlp,
         patch_values=values,
         patches_per_token=merge**2,
         token_pixels=patch * merge,
@@ -255,51 +220,37 @@ def _patch_tower(
 
 def _siglip_tower(vision: Mapping[str, Any], width: int) -> Tower:
     """Describes LLaVA-OneVision's vision tower, projector and newline."""
-    hidden, mlp = vision["hidden_size"], vision["intermediate_size"]
     num_sides = vision["image_size"] // vision["patch_size"]
-    patch = 3 * vision["patch_size"] ** 2 * hidden + hidden
-    block = 4 * hidden + 4 * (hidden * hidden + hidden) + 2 * hidden * mlp + mlp + hidden
-    projector = hidden * width + width + width * width + width
-    tower = patch + num_sides**2 * hidden + vision["num_hidden_layers"] * block + 2 * hidden
     side = math.ceil(num_sides / 2)
-    return Tower(
-        num_parameters=int(tower + projector + width),
-        width=hidden,
-        mlp_width=mlp,
-        patch_values=3 * vision["patch_size"] ** 2,
-        patches_per_token=(num_sides / side) ** 2,
-        tokens_per_side=side,
-        num_separators=1,
-    )
+    tower = _picture_tower(vision, width, num_sides, vision["patch_size"], 1)
+    per_token = (num_sides / side) ** 2
+    return replace(tower, patches_per_token=per_token, tokens_per_side=side, num_separators=1)
 
 
 def _internvl_tower(vision: Mapping[str, Any], width: int) -> Tower:
     """Describes InternVL's vision tower and projector; four patches become one token."""
-    hidden, mlp = vision["hidden_size"], vision["intermediate_size"]
-    patch, side = (
+    patch, image = (
         value if isinstance(value, int) else value[0]
         for value in (vision["patch_size"], vision["image_size"])
     )
-    num_sides, merged = side // patch, 4 * hidden
-    norm = hidden if vision.get("norm_type") == "rms_norm" else 2 * hidden
-    attention = 4 * hidden * hidden + hidden
-    attention += 3 * hidden if vision.get("attention_bias") else 0
-    attention += 2 * hidden if vision.get("use_qk_norm") else 0
-    # Each half of a layer also has a scale.
-    block = 2 * norm + 2 * hidden + attention + 2 * hidden * mlp + mlp + hidden
-    embeddings = 3 * patch**2 * hidden + hidden + hidden + (num_sides**2 + 1) * hidden
-    last_norm = 0 if vision.get("use_mean_pooling", True) else 2 * hidden
-    projector = 2 * merged + merged * width + width + width * width + width
+    tower = _picture_tower(vision, width, image // patch, patch, 4)
+    return replace(tower, frame_text_tokens=10)  # </img> \n Frame 9 9 9 9 : space <img>
+
+
+def _picture_tower(
+    vision: Mapping[str, Any], width: int, num_sides: int, patch: int, num_merged: int
+) -> Tower:
+    """Describes a tower of pictures of one size with two products as its projector; a token is made
+    of ``num_merged`` patches."""
+    hidden, values = vision["hidden_size"], 3 * patch**2
+    blocks = vision["num_hidden_layers"] * 2 * hidden * (2 * hidden + vision["intermediate_size"])
+    projector = num_merged * hidden * width + width**2
     return Tower(
-        num_parameters=int(
-            embeddings + vision["num_hidden_layers"] * block + last_norm + projector
-        ),
+        num_parameters=(values + num_sides**2) * hidden + blocks + projector,
         width=hidden,
-        mlp_width=mlp,
-        patch_values=3 * patch**2,
-        patches_per_token=4,
+        patch_values=values,
+        patches_per_token=num_merged,
         tokens_per_side=num_sides // 2,
-        frame_text_tokens=10,  # </img> \n Frame 9 9 9 9 : space <img>
     )
 
 

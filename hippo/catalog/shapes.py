@@ -12,19 +12,20 @@ from hippo.catalog.public_models import PUBLIC_CONFIGS, TOWERS
 from hippo.catalog.sizes import Experts, ModelShape
 from hippo.errors import InvalidRequestError
 
-# Of the publishers' quantised repositories: bits of a weight in memory, scales included.
+# Bits of a weight in memory, scales included, in the publishers' quantised repositories.
 _FORMS = {"-AWQ": 4.4, "-GPTQ-Int4": 4.2, "-GPTQ-Int8": 8.2}
 
-WIDER_THAN_NESTED = 1.0  # 16 bits for the scale of 64 weights instead of 8: see wider_scales
+INT8, INT4, INT4_WITH_ZEROS = 8.0, 4.25, 4.375
+"""Bits of a weight, scales included, in the layout of hippo.models.quantized.packed."""
 
 
 def find_shape(name: str, *, layer_bits: float | None = None) -> ModelShape:
     """Returns the shape of a public model, or of a folder with config.json.
 
     A public model may have the suffix of a quantised form ("-AWQ"). ``layer_bits`` is
-    ModelShape.layer_bits; by default that of the form, or of a quantised folder's weight files, and
-    otherwise weights are not needed. Raises InvalidRequestError for another name, for an
-    unsupported architecture, and if a quantised folder has no weight files.
+    ModelShape.layer_bits; by default the bits of the form, of hippo's layout, or of a
+    quantised folder's weight files. Raises InvalidRequestError for another name, for an unsupported
+    architecture, and if a quantised folder that needs weight files has none.
     """
     form = next((form for form in _FORMS if name.endswith(form)), "")
     if (plain := name.removesuffix(form)) in PUBLIC_CONFIGS:
@@ -42,7 +43,11 @@ def find_shape(name: str, *, layer_bits: float | None = None) -> ModelShape:
     except (OSError, ValueError) as error:
         raise InvalidRequestError(f"{path} cannot be read: {error}") from None
     shape = shape_of(folder.resolve().name, config)
-    if layer_bits is None and is_kept_quantized(config):
+    if (
+        layer_bits is None
+        and (layer_bits := packed_bits(config)) is None
+        and stays_quantised(config)
+    ):
         stored = sum(file.stat().st_size for file in folder.glob("*.safetensors"))
         if not stored:
             raise InvalidRequestError(
@@ -51,7 +56,6 @@ def find_shape(name: str, *, layer_bits: float | None = None) -> ModelShape:
             )
         others = shape.num_parameters - shape.num_shared_parameters
         layer_bits = 8 * (stored - 2 * others) / shape.num_shared_parameters
-        layer_bits += wider_scales(config) / 8
     return replace(shape, layer_bits=layer_bits)
 
 
@@ -64,72 +68,60 @@ def quantization_settings(config: Mapping[str, Any]) -> dict[str, Any] | None:
     return settings
 
 
-def is_kept_quantized(config: Mapping[str, Any]) -> bool:
-    """Whether a GPU that multiplies FP8 keeps a config.json's weights quantised in memory; of
-    compressed-tensors' forms FP8 is, and integers that hippo's kernels multiply."""
-    settings = quantization_settings(config)
-    if settings is not None and settings.get("quant_method") == "awq":
-        return has_packable_groups(settings.get("group_size", 128)) and has_packable_sizes(config)
-    if settings is None or settings.get("quant_method") != "compressed-tensors":
-        return settings is not None
-    kinds = {(each.get("type"), each.get("num_bits")) for each in _quantized_weights(settings)}
-    return kinds == {("float", 8)} or has_packable_integers(config)
-
-
-def has_packable_integers(config: Mapping[str, Any]) -> bool:
-    """Whether hippo.models.quantized.packed has kernels for the weights of a config.json with
-    integers of compressed-tensors: symmetric, in 4 bits with a scale for 64 columns or a multiple
-    of it, or in 8 bits with a scale for each row."""
+def stays_quantised(config: Mapping[str, Any]) -> bool:
+    """Whether a GPU that multiplies FP8 keeps a config.json's weights quantised in memory; AWQ and
+    integers of compressed-tensors only where hippo's kernels multiply them."""
     settings = quantization_settings(config) or {}
-    groups = _quantized_weights(settings)
-    if len(groups) != 1 or groups[0].get("type", "int") != "int":
-        return False
-    (weights,) = groups
+    if settings.get("quant_method") not in ("awq", "compressed-tensors"):
+        return bool(settings)
+    kinds = {(each.get("type"), each.get("num_bits")) for each in _group_weights(settings)}
+    return kinds == {("float", 8)} or packed_bits(config) is not None
+
+
+def packed_bits(config: Mapping[str, Any], at_load: str | None = None) -> float | None:
+    """Returns the bits of a weight of a config.json's layers in the layout that
+    hippo.models.quantized.packed multiplies; None: its kernels lack the form or the sizes of the
+    layers. ``at_load`` is the form to which plain weights are quantised at load."""
+    bits = {None: _stored_bits(config), "int8": INT8, "nf4": INT4}[at_load]
+    if bits is None:
+        return None
+    shape = shape_of("", config)
+    keys = shape.num_kv_heads * shape.head_dim
+    joined = shape.num_heads * shape.head_dim + 2 * keys
+    has_rows = keys % 16 == joined % 32 == shape.hidden_size % 32 == 0
+    return bits if has_rows and not any(width % 64 for width in column_counts(config)) else None
+
+
+def _stored_bits(config: Mapping[str, Any]) -> float | None:
+    """Returns packed_bits of a config.json's own form, whatever the sizes of its layers. Integers
+    of compressed-tensors must be symmetric, in 4 bits with a scale for 64 columns or a multiple of
+    it, or in 8 bits with a scale for each row."""
+    settings = quantization_settings(config) or {}
+    method = settings.get("quant_method")
+    if method == "awq":
+        return INT4_WITH_ZEROS if _is_packable(settings.get("group_size", 128)) else None
+    if method == "bitsandbytes":
+        return None if settings.get("load_in_8bit") else INT4
     # transformers makes layers for packed integers only if the checkpoint says that it has them.
-    if not weights.get("symmetric", True) or settings.get("quantization_status") != "compressed":
-        return False
+    if method != "compressed-tensors" or settings.get("quantization_status") != "compressed":
+        return None
+    weights, *others = _group_weights(settings) or [{}]
+    if others or weights.get("type", "int") != "int" or not weights.get("symmetric", True):
+        return None
     kind = (settings.get("format"), weights.get("num_bits"), weights.get("strategy"))
     if kind == ("pack-quantized", 4, "group"):
         size = int(weights.get("group_size") or 0)
         is_ordered = weights.get("actorder") not in ("group", "dynamic")
         is_even = size > 0 and not any(width % size for width in column_counts(config))
-        return is_ordered and has_packable_groups(size) and is_even
-    return kind in (("pack-quantized", 4, "channel"), ("int-quantized", 8, "channel"))
+        return INT4 if is_ordered and is_even and _is_packable(size) else None
+    if kind == ("pack-quantized", 4, "channel"):
+        return INT4
+    return INT8 if kind == ("int-quantized", 8, "channel") else None
 
 
-def wider_scales(config: Mapping[str, Any]) -> float:
-    """Returns how many bytes more the scales and zero points of 64 weights take in
-    hippo.models.quantized.packed than stored; the config.json has a form that the kernels
-    multiply."""
-    settings = quantization_settings(config) or {}
-    if settings.get("quant_method") == "awq":
-        return 3 - 2.5 * _groups_of_64(settings.get("group_size", 128))
-    if settings.get("quant_method") == "bitsandbytes":
-        return WIDER_THAN_NESTED if settings.get("bnb_4bit_use_double_quant") else 0.0
-    for weights in _quantized_weights(settings):
-        if weights.get("type", "int") == "int" and weights.get("num_bits") == 4:
-            return 2 - 2 * _groups_of_64(weights.get("group_size") or -1)
-    return 0.0
-
-
-def _groups_of_64(group_size: int) -> float:
-    """Returns how many groups 64 columns have; -1: a group has all columns of a row."""
-    return 0.0 if group_size == -1 else 64 / group_size
-
-
-def has_packable_groups(group_size: int) -> bool:
-    """Whether the kernels have scales for so many columns; -1: one for all columns."""
+def _is_packable(group_size: int) -> bool:
+    """Whether the kernels have scales for so many columns; -1: one scale for all columns."""
     return group_size == -1 or group_size % 64 == 0
-
-
-def has_packable_sizes(config: Mapping[str, Any]) -> bool:
-    """Whether the layers of a config.json have the sizes that hippo.models.quantized.packed
-    needs."""
-    shape = shape_of("", config)
-    keys = shape.num_kv_heads * shape.head_dim
-    joined = shape.num_heads * shape.head_dim + 2 * keys
-    has_rows = keys % 16 == joined % 32 == shape.hidden_size % 32 == 0
-    return has_rows and not any(width % 64 for width in column_counts(config))
 
 
 def column_counts(config: Mapping[str, Any]) -> tuple[int, ...]:
@@ -138,7 +130,7 @@ def column_counts(config: Mapping[str, Any]) -> tuple[int, ...]:
     return shape.hidden_size, shape.mlp_width, shape.num_heads * shape.head_dim
 
 
-def _quantized_weights(settings: Mapping[str, Any]) -> list[dict[str, Any]]:
+def _group_weights(settings: Mapping[str, Any]) -> list[dict[str, Any]]:
     """Returns how each of compressed-tensors' groups of layers has its weights."""
     groups = (settings.get("config_groups") or {}).values()
     return [group.get("weights") or {} for group in groups]
@@ -176,18 +168,11 @@ def _shape(name: str, config: Mapping[str, Any]) -> ModelShape:
         each = 3 * width * experts.width
         products += experts.num_layers * experts.num_experts * each
         routers = experts.num_layers * experts.num_experts * width
-    others = 2 * width  # norms, and below norms of heads, and biases of queries, keys and values
-    if kind.startswith("qwen3"):
-        others += 2 * head_dim
-    elif kind.startswith(("qwen2", "llava_onevision", "internvl")):  # Qwen2 if nothing else is said
-        others += head_dim * (num_heads + 2 * num_kv_heads)
     embeddings = text["vocab_size"] * width * (1 if is_tied else 2)
     tower = TOWERS[config["model_type"]](config["vision_config"], width)
     return ModelShape(
         name=name,
-        num_parameters=(
-            embeddings + products + routers + num_layers * others + width + tower.num_parameters
-        ),
+        num_parameters=embeddings + products + routers + tower.num_parameters,
         num_shared_parameters=products,
         num_head_parameters=text["vocab_size"] * width,
         is_tied=is_tied,

@@ -1,10 +1,8 @@
 """Computes a model's memory on a device from its configuration alone.
 
-Standard library only, because the sizes are needed before anything is installed or downloaded.
-Weights are counted as in transformers' model, and the KV cache as hippo.models.attention.cache
-allocates it. Activations are those of the layers and the vision tower for the longest prompt. The
-vision cache and the shares of a tensor-parallel target are counted as the target does before it
-loads.
+Standard library only, because the sizes are needed before anything is installed or downloaded. The
+products' weights and the KV cache are counted; activations have a margin (``work_bytes``), which
+the longest prompt's run at the start of a service tests (hippo.engine.warmup).
 """
 
 from __future__ import annotations
@@ -72,8 +70,8 @@ class Experts:
 
     num_layers: int  # that have one
     num_experts: int  # in each of them
-    num_chosen: int  # by each row
-    width: int  # of an expert's MLP
+    num_chosen: int  # for each row
+    width: int  # an expert's MLP has it
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,16 +81,16 @@ class ModelShape:
     name: str
     num_parameters: int
     num_shared_parameters: int  # the part that tensor-parallel ranks divide among them
-    num_head_parameters: int  # of the output embedding, tied or not
+    num_head_parameters: int  # in the output embedding, tied or not
     is_tied: bool  # whether input and output embedding are one weight
     num_layers: int
     hidden_size: int
     num_heads: int
     num_kv_heads: int
     head_dim: int
-    mlp_width: int  # of the layers that have no experts
+    mlp_width: int  # in the layers that have no experts
     tower: Tower
-    layer_bits: float | None = None  # of a layer's weight, scales included; None: not quantised
+    layer_bits: float | None = None  # for a layer's weight with its scales; None: not quantised
     experts: Experts | None = None
 
     @property
@@ -127,71 +125,34 @@ class ModelShape:
         three a pixel."""
         return round(num_tokens * self.tower.patches_per_token * self.tower.patch_values)
 
-    def image_tokens(self, max_pixels: int) -> int:
-        """Returns the tokens of an image for which memory is planned if the operator allows images
-        and frames of ``max_pixels``; 0: the operator says nothing."""
-        side = self.tower.token_pixels
-        return max(IMAGE_TOKENS, max_pixels // side**2 if side else 0)
-
     def work_bytes(
-        self,
-        num_tokens: int,
-        *,
-        bytes_each: int = 2,
-        cache_each: int = 2,
-        image_tokens: int = IMAGE_TOKENS,
+        self, num_tokens: int, *, bytes_each: int = 2, cache_each: int = 2, max_pixels: int = 0
     ) -> int:
-        """Returns the peak of activations in bytes during prefill of a prompt of ``num_tokens``.
+        """Returns a margin for activations while a prompt of ``num_tokens`` is read, nearly all of
+        them of a video or an image.
 
-        Nearly all tokens are assumed to be of a video or an image. The peak is that of the vision
-        tower on an image, that of joining a video's features, that of the layers on one chunk, or
-        that of scoring a layer, from the tensors that are held at once (a test compares it with
-        measured peaks). Meanwhile features of one longest prompt are held as well: on a draft those
-        that wait for their selections, on a target those that the selection needs. An image has at
-        most ``image_tokens`` tokens. ``bytes_each`` and ``cache_each`` are the item sizes of the
-        weights' and the cache's dtype.
+        It has room for the largest tensors that are held at once: features of two longest prompts,
+        and beside them one image in the vision tower, or one chunk of the prompt in a layer with
+        its mask and the scores of visual tokens. ``bytes_each`` and ``cache_each`` are the item
+        sizes of the weights' and the cache's dtype; the operator allows images and frames of
+        ``max_pixels`` (0: the operator says nothing).
         """
-        features = self.feature_bytes(num_tokens, bytes_each=bytes_each)
-        num_patches = math.ceil(min(num_tokens, image_tokens) * self.tower.patches_per_token)
-        vision = num_patches * self._patch_bytes(bytes_each)
+        tower, side = self.tower, self.tower.token_pixels
+        image = max(IMAGE_TOKENS, max_pixels // side**2 if side else 0)
+        patch = (16 + 10 * bytes_each) * tower.width + (5 + bytes_each) * tower.patch_values
+        vision = min(num_tokens, image) * tower.patches_per_token * patch
+        widest = 3 * self.mlp_width
+        if (experts := self.experts) is not None:
+            copies = experts.num_chosen * 5 * max(self.hidden_size, experts.width)
+            widest = max(widest, copies)
         chunk = min(num_tokens, CHUNK_ROWS)
-        queries = self.num_heads * self.head_dim
-        keys_values = 2 * self.num_kv_heads * self.head_dim
-        attention = (queries + keys_values) * (bytes_each + 4 + cache_each) + (
-            2 * queries * cache_each + 3 * self.hidden_size * bytes_each
-        )
-        mlp = self._mlp_bytes(bytes_each) + 5 * self.hidden_size * bytes_each
-        num_chunks = math.ceil(num_tokens / chunk)
-        # One mask for all chunks, as wide as whole chunks.
-        mask = chunk * num_chunks * chunk * cache_each if num_chunks > 1 else 0
-        rotary = 8 * num_tokens * self.head_dim  # of the prompt's rows and of text positions
+        layer = chunk * (widest + 8 * self.hidden_size) * bytes_each
         keys = num_tokens * self.num_kv_heads * self.head_dim * (cache_each + 4)
-        logits = min(SCORED_LOGITS, SCORED_ROWS * self.num_heads * num_tokens)
-        # Of the rows that are scored, the queries of one group of layers are kept.
-        kept = SCORED_ROWS * math.ceil(self.num_layers / LEAST_LAYER_GROUPS) * queries * cache_each
-        layers = max(chunk * max(attention, mlp), keys + 8 * logits) + rotary + mask + kept
+        scores = keys + 8 * min(SCORED_LOGITS, SCORED_ROWS * self.num_heads * num_tokens)
+        for_tokens = num_tokens * (8 * self.head_dim + (num_tokens > chunk) * chunk * cache_each)
+        layers = 1.1 * (max(layer, scores) + for_tokens)
+        features = self.feature_bytes(num_tokens, bytes_each=bytes_each)
         return math.ceil(2 * features + max(vision, features, layers))
-
-    def _mlp_bytes(self, bytes_each: int) -> int:
-        """Returns the bytes that the MLP holds for each row at once. Each chosen expert has its own
-        copy of the row; the results are weighted and put back into the order of the rows."""
-        dense = 3 * self.mlp_width * bytes_each
-        if self.experts is None:
-            return dense
-        copy = self.hidden_size + max(3 * self.hidden_size, 4 * self.experts.width)
-        order = 4 * 8 + 4 * 4  # of the rows by their experts: int64 and float32
-        chosen = self.experts.num_chosen * (copy * bytes_each + order)
-        return max(dense, chosen + 8 * self.experts.num_experts)
-
-    def _patch_bytes(self, bytes_each: int) -> int:
-        """Returns the bytes that a patch takes in the vision tower, including its pixels."""
-        width, mlp = self.tower.width, self.tower.mlp_width
-        if self.tower.tokens_per_side:  # SigLIP; InternViT holds its own input as well
-            layer = bytes_each * max(5 * width + 2 * mlp, width + self.tower.patch_values)
-        else:  # queries and keys are rotated in float32
-            layer = max(width * (5 * bytes_each + 25), bytes_each * (2 * width + 3 * mlp)) + 700
-        converted = self.tower.patch_values * (1 + 4)  # from bytes, by way of float32
-        return max(layer, converted) + self.tower.patch_values * bytes_each
 
     def num_visual_tokens(self, num_frames: int, frame_size: tuple[int, int] | None) -> int:
         """Returns the tokens of a video with the text of its frames; ``frame_size`` is a resized
@@ -217,19 +178,15 @@ class ModelShape:
     def weight_bytes(
         self, *, num_devices: int = 1, bytes_each: int = 2, packs_weights: bool = False
     ) -> int:
-        """Returns the bytes of all weights on each of ``num_devices``; see ``head_copy_bytes``."""
+        """Returns the bytes of all weights on each of ``num_devices``. A tied head is stored beside
+        the embedding where it is copied: a CPU's products pack their weights
+        (``packs_weights``), and a tensor-parallel rank copies its rows of the head."""
         each = bytes_each if self.layer_bits is None else self.layer_bits / 8
         shared = self.num_shared_parameters
         held = (self.num_parameters - shared) * bytes_each + shared * each / num_devices
-        return math.ceil(held) + self.head_copy_bytes(
-            num_devices=num_devices, bytes_each=bytes_each, packs_weights=packs_weights
-        )
-
-    def head_copy_bytes(self, *, num_devices: int, bytes_each: int, packs_weights: bool) -> int:
-        """Returns the bytes of a tied head on each device, beside the embedding: a CPU's products
-        pack their weights, and a tensor-parallel rank copies its rows of the head."""
-        is_copied = self.is_tied and (packs_weights or num_devices > 1)
-        return math.ceil(is_copied * self.num_head_parameters * bytes_each / num_devices)
+        if self.is_tied and (packs_weights or num_devices > 1):
+            held += self.num_head_parameters * bytes_each / num_devices
+        return math.ceil(held)
 
     def host_bytes(self, bytes_each: int = 2) -> int:
         """Returns the most bytes of host memory that reading the weights to a GPU takes.
@@ -259,7 +216,7 @@ class Memory:
     """A model's memory on each of its devices, in bytes."""
 
     weights: int
-    work: int  # peak of activations during prefill of the longest prompt
+    work: int  # a margin for activations while the longest prompt is read
     cache: int
     earlier_media: int  # most that is kept of them: features and, on a CPU, frames
     process: int = 0  # PROCESS_BYTES where they count
@@ -293,11 +250,11 @@ def memory_of(
     which ``cache_tokens`` are cached (None: all).
 
     ``bytes_each`` is the item size of the weights' dtype and ``cache_each`` of the cache's (None:
-    the same one). ``packs_weights`` is ModelShape.head_copy_bytes'. ``vision_cache_bytes`` and
+    the same one). ``packs_weights`` is ModelShape.weight_bytes'. ``vision_cache_bytes`` and
     ``media_cache_bytes`` are the settings of the caches of earlier media (None: as cache_limit has
     it); with a GPU, frames are in the host's memory. A service counts no ``process_bytes``, as its
     process is there when it measures how much memory is free. ``max_pixels`` is
-    ModelShape.image_tokens'.
+    ModelShape.work_bytes'.
     """
     cache_each = bytes_each if cache_each is None else cache_each
     cached = num_tokens if cache_tokens is None else cache_tokens
@@ -311,7 +268,7 @@ def memory_of(
             num_tokens,
             bytes_each=bytes_each,
             cache_each=cache_each,
-            image_tokens=shape.image_tokens(max_pixels),
+            max_pixels=max_pixels,
         ),
         cache=math.ceil(cache / num_devices),
         earlier_media=cache_limit(vision_cache_bytes, features)

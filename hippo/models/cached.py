@@ -6,27 +6,17 @@ import itertools
 import logging
 from collections.abc import Generator, Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 
 import torch
 
 from hippo.catalog.sizes import CHUNK_ROWS as _CHUNK_ROWS
 from hippo.errors import ContextLengthError
-from hippo.media.resizing import FrameLimits
-from hippo.models.attention.parts import AttentionPlan, ChunkMask, QueryTap, plan_sequence
+from hippo.models.attention.parts import AttentionPlan, ChunkMask, plan_sequence
 from hippo.models.attention.rows import PlacedRows, layer_groups
-from hippo.models.attention.tap import (
-    KeptQueries,
-    measure_alignment,
-    most_reused,
-    score_layers,
-    scored_rows,
-    tap_question,
-)
+from hippo.models.attention.tap import AlignmentScorer, AttentionScorer, Scorer
 from hippo.models.families.family import Family
 from hippo.models.interface.base import (
     AttentionTap,
-    DecodedMedia,
     FeatureCache,
     Prompt,
     SequenceRows,
@@ -35,9 +25,7 @@ from hippo.models.interface.base import (
 from hippo.models.interface.content import cached_places
 from hippo.models.interface.transfer import to_device
 from hippo.models.loading.pretrained import Pretrained
-from hippo.models.runners.eager import EagerRunner
 from hippo.models.runners.fixed import ExactRunner
-from hippo.types import ChatMessage, FramePlan
 
 _log = logging.getLogger(__name__)
 
@@ -55,44 +43,27 @@ class CachedModel:
 
     def __init__(self, pretrained: Pretrained, family: Family) -> None:
         self.model = pretrained.model
+        self.embedding: torch.Tensor = pretrained.model.get_input_embeddings().weight
         self.num_layers = pretrained.stack.num_layers
-        self.hidden_size: int = pretrained.model.get_input_embeddings().weight.shape[1]
-        self.frame_bytes = pretrained.frame_bytes
+        self.hidden_size: int = self.embedding.shape[1]
         self._stack = pretrained.stack
         self._cache = pretrained.cache
+        self._eager = pretrained.eager
         self._fixed = pretrained.fixed
         self._num_axes = family.num_axes
         self._prompts = family.make_prompts(pretrained)
+        self.frame_limits = self._prompts.frame_limits
+        self.prepare_prompt = self._prompts.build_prompt
         self._tower = family.make_tower(pretrained)
         self.info = replace(pretrained.info, video_hash=self._prompts.video_hash())
-        self.embedding: torch.Tensor = pretrained.model.get_input_embeddings().weight
-        self.feature_bytes = pretrained.feature_bytes
+        context, bytes_each = self.info.max_context_length, self.embedding.dtype.itemsize
+        self.frame_bytes = pretrained.shape.frame_bytes(context)
+        self.feature_bytes = pretrained.shape.feature_bytes(context, bytes_each=bytes_each)
         self._slots: dict[int, _Slot] = {}
-        self._eager = EagerRunner(
-            self._stack, self._cache, self.embedding, pretrained.flash, padded=pretrained.padded
-        )
         with torch.inference_mode():
-            self._rotary_table = self._text_rotary(min(2048, self.info.max_context_length))
+            self._rotary_table = self._text_rotary(min(2048, context))
         if isinstance(self._fixed, ExactRunner):
             self._fixed.fit_rows(self._rotary_table)
-
-    def prepare_prompt(
-        self,
-        messages: Sequence[ChatMessage],
-        media: Sequence[DecodedMedia],
-        frame_plan: FramePlan,
-        *,
-        allow_special_tokens: bool = False,
-    ) -> Prompt:
-        """See VideoLanguageModel.prepare_prompt."""
-        return self._prompts.build_prompt(
-            messages, media, frame_plan, allow_special_tokens=allow_special_tokens
-        )
-
-    @property
-    def frame_limits(self) -> FrameLimits:
-        """See VideoLanguageModel.frame_limits."""
-        return self._prompts.frame_limits
 
     def capture_steps(self) -> Iterator[int]:
         """Captures steps as CUDA graphs if the plan asks for them; called before any prefill.
@@ -123,7 +94,7 @@ class CachedModel:
     ) -> Generator[None, None, torch.Tensor | None]:
         """See VideoLanguageModel.embed_pieces.
 
-        The rows of videos, which are prunable, come first, followed by those of images and of
+        The rows of videos, which are prunable, come first, followed by the rows of images and
         separators. The tower runs on one item at a time, so that the features of an item do not
         depend on the other items of the prompt.
         """
@@ -164,72 +135,43 @@ class CachedModel:
         is a group of its own: its keys and values are cached for all rows, but its output is
         computed for the last row only.
         """
-        assert tap is None or kept is None, "scores are about all visual tokens"
-        assert tap is None or num_reused <= most_reused(tap, prompt)
         with torch.inference_mode():
             hidden, rotary, added = self._prompt_rows(prompt, visual, kept, num_reused)
             del visual  # the caller may free it from here on
             self._begin_slot(slot, prompt, num_reused + hidden.shape[0])
-            chunks = self._chunks(slot, num_reused, hidden.shape[0])
-        num_tapped = 0 if tap is None else tap.num_layers
-        assert tap is None or 0 < num_tapped <= self.num_layers, (num_tapped, self.num_layers)
-        queries: KeptQueries = {}
-        scores: list[torch.Tensor] = []
-        # Copied before any layer is queued: a later copy would wait for the queued layers.
-        device = self.embedding.device
-        taps: list[QueryTap | None] = [None] * len(chunks)
-        visual_places = to_device(prompt.visual_indices, device)
-        measure = asking = None
-        if tap is not None:
-            text = scored_rows(tap, prompt)
-            asking = to_device(text, device)
-            if tap.is_alignment:
-                assert num_tapped < self.num_layers, "the last layer's output is of one row"
-                measure = partial(
-                    measure_alignment,
-                    tap,
-                    hidden,
-                    scores,
-                    visual=visual_places - num_reused,
-                    text=asking - num_reused,
-                )
-                with torch.inference_mode():
-                    measure()
-            else:
-                taps = [
-                    tap_question(text - num_reused, rows, queries, device) for rows, _ in chunks
-                ]
+            tapped = chunks = self._chunks(slot, num_reused, hidden.shape[0])
+            scorer = None
+            if tap is not None:
+                assert kept is None, "scores are about all visual tokens"
+                scorer = self._make_scorer(tap, prompt, slot, num_reused)
+                scorer.add_scores(hidden, 0)
+                tapped = [(rows, scorer.tapped(rows, step)) for rows, step in chunks]
+        num_tapped = 0 if scorer is None else scorer.num_layers
         bounds = layer_groups(self.num_layers, num_tapped, hidden.shape[0], len(added))
         for first, last in itertools.pairwise(bounds):
-            for index, (rows, step) in enumerate(chunks):
-                if first < num_tapped and (query_tap := taps[index]) is not None:
-                    step = replace(step, tap=query_tap)
+            for rows, step in tapped if first < num_tapped else chunks:
                 if first == self.num_layers - 1:
                     step = replace(step, wants_last_row=True)
                 with torch.inference_mode():
                     self._run_chunk(hidden[rows], rotary[rows], step, first, last)
-                    if last <= len(added) and index == len(chunks) - 1:
-                        hidden.index_add_(0, *added[last - 1])
-                    if measure is not None and last == num_tapped and index == len(chunks) - 1:
-                        measure()
-                    if tap is not None and queries and index == len(chunks) - 1:
-                        assert asking is not None
-                        score_layers(
-                            tap,
-                            queries,
-                            scores,
-                            self._cache,
-                            slot,
-                            prompt_length=prompt.length,
-                            visual=visual_places,
-                            rows=asking,
-                            scaling=self._stack.scaling,
-                        )
+                    if rows.stop == hidden.shape[0]:  # all rows have passed these layers
+                        if last <= len(added):
+                            hidden.index_add_(0, *added[last - 1])
+                        if scorer is not None and last <= num_tapped:
+                            scorer.add_scores(hidden, last)
                 yield None
         with torch.inference_mode():
             logits = self._stack.logits(hidden[-1:])[0]
         self._slots[slot] = _Slot(num_reused + hidden.shape[0], prompt.next_position)
         yield logits
+
+    def _make_scorer(self, tap: AttentionTap, prompt: Prompt, slot: int, num_reused: int) -> Scorer:
+        assert 0 < tap.num_layers <= self.num_layers, (tap.num_layers, self.num_layers)
+        if not tap.is_alignment:
+            scaling = self._stack.scaling
+            return AttentionScorer(tap, prompt, num_reused, self._cache, slot, scaling)
+        assert tap.num_layers < self.num_layers, "the last layer's output is of one row"
+        return AlignmentScorer(tap, prompt, num_reused, self._cache.device)
 
     def _run_chunk(
         self, hidden: torch.Tensor, rotary: torch.Tensor, step: AttentionPlan, first: int, last: int

@@ -19,8 +19,9 @@ from hippo.models.interface.base import VideoLanguageModel
 from hippo.models.interface.checkpoint import Checkpoint, Progress, find_checkpoint
 from hippo.models.interface.plan import LoadPlan
 from hippo.models.loading.placement import device_of
-from hippo.models.loading.pretrained import load_pretrained
+from hippo.models.loading.pretrained import build, read_model
 from hippo.models.loading.quantization import find_quantization
+from hippo.models.loading.resolve import resolve
 
 if TYPE_CHECKING:
     from hippo.models.products.shards import Shards
@@ -38,11 +39,14 @@ FAMILIES: Mapping[str, Family] = MappingProxyType(
 )
 """By the ``model_type`` of a checkpoint's config.json."""
 
+_READ_FROM, _READ_TO = 0.1, 0.8  # the part of "loading" in which weights are read
+
 
 def load_model(
     plan: LoadPlan, *, progress: Progress | None = None, shards: Shards | None = None
 ) -> VideoLanguageModel:
-    """Loads a checkpoint from a folder or the Hugging Face hub, ready to serve.
+    """Loads a checkpoint from a folder or the Hugging Face hub, ready to serve: all choices are
+    made, then the weights are read, then the model is built.
 
     With ``shards``, loads one rank's part on that rank's device (hippo.parallel). Raises
     ModelLoadError if the checkpoint is missing, gated, unreachable, damaged, of an unsupported
@@ -51,7 +55,7 @@ def load_model(
     report = progress or (lambda _stage, _share: None)
     device = device_of(plan, shards)
     if device.type == "cuda":
-        torch.cuda.set_device(device)  # of which packages ask what it can, and where they launch
+        torch.cuda.set_device(device)  # packages ask what this device can, and launch there
         # From Hopper on, torch prefers cuDNN's attention, which plans for about 30 ms at each new
         # length, that is, in every step of an answer.
         torch.backends.cuda.enable_cudnn_sdp(False)
@@ -60,8 +64,11 @@ def load_model(
     )
     report("loading", 0.0)
     family = FAMILIES[checkpoint.model_type]
-    pretrained = load_pretrained(checkpoint, family.architecture, plan, report, shards)
-    model = CachedModel(pretrained, family)
+    resolved = resolve(plan, checkpoint, family.architecture, shards)
+    weights = read_model(
+        resolved, lambda share: report("loading", _READ_FROM + (_READ_TO - _READ_FROM) * share)
+    )
+    model = CachedModel(build(resolved, weights), family)
     report("loading", 1.0)
     return model
 

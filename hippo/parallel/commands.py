@@ -7,8 +7,8 @@ Every rank runs the same device work in the same order:
     advance                 ───────────────►   runs its next piece
     ...                                        ... (a tap's scores are averaged over ranks)
     drop                    ───────────────►   ends the prefill of a closed sequence
-    copy rows               ───────────────►   copies the same rows of its own heads
-    forward                 ───────────────►   runs the same rows
+    call copy_rows          ───────────────►   copies the same rows of its own heads
+    call forward            ───────────────►   runs the same rows
     stop                    ───────────────►   leaves
 
 Only rank 0 runs the vision tower. It broadcasts the visual embeddings, and sends no pixels.
@@ -55,19 +55,11 @@ class Drop:
 
 
 @dataclass(frozen=True, slots=True)
-class CopyRows:
-    """Copy the first rows of a slot to another one."""
+class Call:
+    """Call VideoLanguageModel.copy_rows or forward with these arguments."""
 
-    source: int
-    slot: int
-    num_rows: int
-
-
-@dataclass(frozen=True, slots=True)
-class Forward:
-    """Run a forward."""
-
-    plan: StepPlan
+    method: str
+    arguments: tuple[int | StepPlan, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +67,7 @@ class Stop:
     """Leave the process group and exit."""
 
 
-Command = BeginPrefill | Advance | Drop | CopyRows | Forward | Stop
+Command = BeginPrefill | Advance | Drop | Call | Stop
 
 
 def without_pixels(prompt: Prompt) -> Prompt:

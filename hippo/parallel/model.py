@@ -20,10 +20,9 @@ from hippo.models.products.group import RankGroup
 from hippo.parallel.commands import (
     Advance,
     BeginPrefill,
+    Call,
     Command,
-    CopyRows,
     Drop,
-    Forward,
     Stop,
     without_pixels,
 )
@@ -91,12 +90,12 @@ class ParallelModel(DelegatingModel):
 
     def copy_rows(self, source: int, slot: int, num_rows: int) -> None:
         """See VideoLanguageModel.copy_rows; every rank copies the rows of its own heads."""
-        with self._in_step(CopyRows(source, slot, num_rows)):
+        with self._in_step(Call("copy_rows", (source, slot, num_rows))):
             self._model.copy_rows(source, slot, num_rows)
 
     def forward(self, plan: StepPlan) -> torch.Tensor:
         """See VideoLanguageModel.forward."""
-        with self._in_step(Forward(plan)):
+        with self._in_step(Call("forward", (plan,))):
             return self._model.forward(plan)
 
     @contextlib.contextmanager
@@ -127,10 +126,8 @@ def follow(model: VideoLanguageModel, group: RankGroup, receive: Callable[[], Co
     prefills: dict[int, tuple[Generator[torch.Tensor | None], AttentionTap | None]] = {}
     while not isinstance(command := receive(), Stop):
         try:
-            if isinstance(command, Forward):
-                model.forward(command.plan)
-            elif isinstance(command, CopyRows):
-                model.copy_rows(command.source, command.slot, command.num_rows)
+            if isinstance(command, Call):
+                getattr(model, command.method)(*command.arguments)
             elif isinstance(command, BeginPrefill):
                 prefills[command.number] = _begin(model, group, command), command.tap
             elif isinstance(command, Advance):

@@ -42,7 +42,7 @@ class ParallelSource:
         self._plan = plan
         self._lock = threading.Lock()
         self._is_closed = False
-        self._folder: tempfile.TemporaryDirectory[str] | None = None  # of the rendezvous file
+        self._folder: tempfile.TemporaryDirectory[str] | None = None  # holds the rendezvous file
         self._followers: FollowerProcesses | None = None
         self._group: RankGroup | None = None
         self._is_loading = False

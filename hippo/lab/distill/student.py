@@ -22,7 +22,8 @@ from hippo.lab.distill.batches import ExampleBatch
 from hippo.models.interface.checkpoint import Checkpoint
 from hippo.models.interface.plan import LoadPlan
 from hippo.models.loading.placement import dtype_of
-from hippo.models.loading.pretrained import import_transformers, num_token_ids
+from hippo.models.loading.pretrained import num_token_ids
+from hippo.models.loading.resolve import import_transformers
 from hippo.models.loading.weights import reported
 
 _TOKEN_WEIGHT = 0.3  # of the cross entropy with the target's token, beside its distribution

@@ -13,6 +13,8 @@ from hippo.models.products.linear import packing
 
 Views = Sequence[torch.Tensor]
 
+MASK_ALIGNMENT = 16  # columns; kernels on a GPU copy a mask whose rows are not aligned
+
 _ZEROED_AT_ONCE = 256  # places; a completion grows by few rows a step
 
 
@@ -26,8 +28,6 @@ def cache_dtype(dtype: torch.dtype, device: torch.device) -> torch.dtype:
 
 def _has_bfloat16_tiles() -> bool:
     """Whether the processor has the tiles and oneDNN, which attention multiplies by, uses them."""
-    if not hasattr(torch.cpu, "get_capabilities"):  # an older torch
-        return False
     has_tiles = bool(torch.cpu.get_capabilities().get("amx_bf16", False))
     return has_tiles and packing(torch.bfloat16) is not None
 
@@ -142,16 +142,3 @@ class KeyValueCache:
         if end > defined:
             self._data[:, slot, :, :, defined:end].zero_()
             self._defined[slot] = end
-
-    def seen_together(self, first_slot: int, num_slots: int, end: int) -> tuple[Views, Views]:
-        """Returns keys and values of tokens ``0:end`` of neighbouring slots: a view of the cache
-        for each layer, ``[num_slots, num_kv_heads, tokens, head_dim]``."""
-        stretch = self._data[:, first_slot : first_slot + num_slots, :, :, :end]
-        return stretch[:, :, 0].unbind(0), stretch[:, :, 1].unbind(0)
-
-    def written_together(self, first_slot: int, num_slots: int) -> Views:
-        """Returns where steps write in neighbouring slots: a view of the cache for each layer,
-        ``[num_slots, num_places, 2, num_kv_heads, head_dim]``, keys first."""
-        slots = self._data[:, first_slot : first_slot + num_slots]
-        views: Views = slots.permute(0, 1, 4, 2, 3, 5).unbind(0)
-        return views

@@ -14,8 +14,7 @@ from typing import Protocol
 import torch
 from torch.nn.functional import scaled_dot_product_attention
 
-from hippo.models.attention.batch import MASK_ALIGNMENT
-from hippo.models.attention.cache import KeyValueCache
+from hippo.models.attention.cache import MASK_ALIGNMENT, KeyValueCache
 from hippo.models.attention.flash import attend_flash
 from hippo.models.interface.plan import MAX_GROUPED_ROWS
 
@@ -121,7 +120,7 @@ class AttentionPlan:
     which does not attend and is not cached.
 
     With ``wants_last_row`` there is one sequence; all its rows are cached, but the layer's output
-    is that of the last row only, as the last layer of a prefill needs it.
+    is the last row's only, as the last layer of a prefill needs it.
     """
 
     sequences: tuple[Part, ...]
@@ -159,31 +158,33 @@ def plan_sequence(
     start: int,
     num_rows: int,
     groups: int,
+    num_tokens: int | None = None,
     chunk_mask: ChunkMask | None = None,
     is_flash: bool = False,
 ) -> SequencePart:
     """Plans the attention of ``num_rows`` flattened rows at cache indices from ``start`` on.
 
-    ``groups`` is the number of query heads that share a key-value head. ``chunk_mask`` has
+    ``groups`` is the number of query heads that share a key-value head. ``num_tokens`` are read
+    under a mask (None: up to the last row's token). ``chunk_mask`` has
     the mask of a prompt's chunks (None: made if needed). ``is_flash``: the device has the kernel
     of hippo.models.attention.flash.
     """
     end = start + num_rows
     is_grouped = num_rows <= MAX_GROUPED_ROWS
     is_causal = not is_grouped and start == 0
-    mask = None
+    mask, num_seen = None, num_tokens or end
     if is_flash:
         is_grouped = is_causal = False
     elif num_rows > 1 and not is_causal and not is_grouped and chunk_mask is not None:
         mask = chunk_mask.mask_at(start, num_rows)
-    elif num_rows > 1 and not is_causal:
-        width = -(-end // MASK_ALIGNMENT) * MASK_ALIGNMENT
+    elif num_tokens is not None or (num_rows > 1 and not is_causal):
+        width = -(-num_seen // MASK_ALIGNMENT) * MASK_ALIGNMENT
         mask = torch.full((num_rows, width), -torch.inf, dtype=cache.dtype, device=cache.device)
         mask.triu_(start + 1)
         if is_grouped:
             mask = mask.repeat_interleave(groups, 0)
-        mask = mask[:, :end]
-    keys, values = cache.seen(slot, end)
+        mask = mask[:, :num_seen]
+    keys, values = cache.seen(slot, num_seen)
     return SequencePart(
         first_row=first_row,
         num_rows=num_rows,

@@ -23,9 +23,9 @@ from itertools import accumulate
 
 import torch
 
-from hippo.models.attention.batch import BatchPart, plan_batch
 from hippo.models.attention.cache import CacheShape, KeyValueCache
 from hippo.models.attention.flash import attend_ranges, why_no_flash
+from hippo.models.attention.parts import AttentionPlan, Part, attend, plan_sequence
 from hippo.models.attention.rows import PlacedRows
 from hippo.models.interface.transfer import to_device
 from hippo.models.products.kernels import difference_of
@@ -51,8 +51,8 @@ class RangesPart:
     first_row: int
     num_rows: int
     cache: KeyValueCache
-    most_rows: int  # of a sequence
-    most_tokens: int  # of a sequence's prefix
+    most_rows: int  # that a sequence has
+    most_tokens: int  # that a sequence's prefix has
     places: torch.Tensor  # int64 [num_rows]: indices in the cache's rows
     units: torch.Tensor  # int32 [num_sequences + 1]: 0, 1, 2 ..
     starts: torch.Tensor  # int32 [num_sequences + 1]: index of the first token in the cache's rows
@@ -159,7 +159,7 @@ def plan_ranges(cache: KeyValueCache, rows: Sequence[PlacedRows], *, first_row: 
 
 @dataclass(frozen=True, slots=True)
 class FlashUse:
-    """Which attention is computed by FlashAttention: that of one sequence, and that of several
+    """Which attention FlashAttention computes: a single sequence's, and several sequences'
     (RangesPart). ``reason`` says why one of them is not."""
 
     has_flash: bool
@@ -186,46 +186,44 @@ def find_flash(cache: KeyValueCache, groups: int) -> FlashUse:
 def _difference(
     cache: KeyValueCache, groups: int, tried: Sequence[tuple[int, int, int]]
 ) -> str | None:
-    """Returns how RangesPart differs from plain attention on such rows, or why it fails; None if
-    the results agree."""
+    """Returns how RangesPart differs from attention with masks on such rows, or why it fails; None
+    if the results agree."""
     num_heads, head_dim = cache.shape.num_kv_heads, cache.shape.head_dim
+    capacity = max(start + count for _, start, count in tried)
     shape = CacheShape(
         num_layers=1,
         num_slots=len(tried),
         num_kv_heads=num_heads,
-        capacity=max(start + count for _, start, count in tried),
+        capacity=capacity,
         head_dim=head_dim,
     )
     rows = [PlacedRows(slot, start, (0,) * count, torch.empty(0)) for slot, start, count in tried]
-    num_rows = sum(each.num_rows for each in rows)
+    firsts = [0, *accumulate(each.num_rows for each in rows)]
     generator = torch.Generator().manual_seed(0)
 
-    def attend(
-        dtype: torch.dtype, plan: Callable[[KeyValueCache], RangesPart | BatchPart]
-    ) -> torch.Tensor:
+    def numbers(*size: int) -> torch.Tensor:
+        drawn = torch.randn(*size, head_dim, generator=generator)
+        return to_device(drawn, cache.device).to(cache.dtype)
+
+    def run(dtype: torch.dtype, plan: Callable[[KeyValueCache], Sequence[Part]]) -> torch.Tensor:
         own = KeyValueCache(shape, dtype=dtype, device=cache.device)
         for slot in range(shape.num_slots):
-            written = own.written(slot, 0, shape.capacity)[0]
-            written.copy_(cached)
-        part = plan(own)
-        return part.attend(query.to(dtype), key_value.to(dtype), 0, head_dim**-0.5)
+            own.written(slot, 0, capacity)[0].copy_(cached)
+        step = AttentionPlan(tuple(plan(own)), dtype)
+        return attend(query.to(dtype), key_value.to(dtype), step, 0, head_dim**-0.5)
+
+    def with_masks(own: KeyValueCache) -> list[Part]:
+        return [
+            plan_sequence(own, slot, first_row=first, start=start, num_rows=count, groups=groups)
+            for first, (slot, start, count) in zip(firsts, tried, strict=False)
+        ]
 
     with torch.inference_mode():
-        cached, key_value, query = (
-            to_device(torch.randn(*size, head_dim, generator=generator), cache.device).to(
-                cache.dtype
-            )
-            for size in (
-                (2, num_heads, shape.capacity),
-                (num_rows, 2, num_heads),
-                (num_rows, num_heads, groups),
-            )
-        )
+        cached = numbers(2, num_heads, capacity)
+        key_value, query = numbers(firsts[-1], 2, num_heads), numbers(firsts[-1], num_heads, groups)
         try:
-            found = attend(cache.dtype, lambda own: plan_ranges(own, rows, first_row=0))
-            expected = attend(
-                torch.float32, lambda own: plan_batch(own, rows, first_row=0, groups=groups)
-            )
+            found = run(cache.dtype, lambda own: [plan_ranges(own, rows, first_row=0)])
+            expected = run(torch.float32, with_masks)
         except RuntimeError as error:
             return str(error).splitlines()[0]
     return difference_of(found, expected, cache.dtype)

@@ -3,24 +3,23 @@ hidden states between its layers."""
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
+from dataclasses import replace
 from time import perf_counter_ns
 
 import torch
 
 from hippo.catalog.sizes import SCORED_ROWS
 from hippo.models.attention.cache import KeyValueCache
-from hippo.models.attention.parts import QueryTap
+from hippo.models.attention.parts import AttentionPlan, QueryTap
 from hippo.models.interface.base import AttentionTap, Prompt
 from hippo.models.interface.transfer import to_device
 from hippo.pruning.scores import alignment, attention_scores
 
-KeptQueries = dict[int, list[torch.Tensor]]
-"""By layer, one tensor ``[num_tapped, num_heads, head_dim]`` for each forward."""
-
 
 def scored_rows(tap: AttentionTap, prompt: Prompt) -> torch.Tensor:
-    """Returns the prompt's rows that score the visual tokens (int64, ascending): those of the tap's
-    text, or of a long text SCORED_ROWS evenly spaced ones, with its first and its last row."""
+    """Returns the prompt's rows that score the visual tokens (int64, ascending): the rows of the
+    tap's text, or SCORED_ROWS evenly spaced rows of a long text, with its first and last row."""
     text = prompt.question_indices
     if tap.scope == "causal":
         text = torch.arange(int(prompt.visual_indices[-1]) + 1, prompt.length)
@@ -40,67 +39,93 @@ def most_reused(tap: AttentionTap, prompt: Prompt) -> int:
     return min(int(rows[0]) for rows in needed)
 
 
-def tap_question(
-    question: torch.Tensor, rows: slice, queries: KeptQueries, device: torch.device
-) -> QueryTap | None:
-    """Returns a tap that adds the queries of the rows of ``question`` (int64) within ``rows`` to
-    ``queries``; None if there are no such rows."""
-    tapped = question[(question >= rows.start) & (question < rows.stop)] - rows.start
-    if not tapped.shape[0]:
-        return None
-    return QueryTap(to_device(tapped, device), queries)
+class Scorer(ABC):
+    """Computes what one prefill's tap asks for, while the prefill runs.
 
-
-def score_layers(
-    tap: AttentionTap,
-    queries: KeptQueries,
-    scores: list[torch.Tensor],
-    cache: KeyValueCache,
-    slot: int,
-    *,
-    prompt_length: int,
-    visual: torch.Tensor,
-    rows: torch.Tensor,
-    scaling: float,
-) -> None:
-    """Adds the scores of the layers in ``queries`` to ``scores``, and empties ``queries``; sets the
-    tap's scores if these are its last layers.
-
-    ``visual`` and ``rows`` hold the indices in the prompt of the visual tokens and of the queries
-    (int64, on the cache's device). The slot must hold all ``prompt_length`` rows of these layers.
+    ``visual`` and ``text`` are indices in the prompt of the visual tokens and of the rows that
+    score them, on the device. They are copied before any layer is queued, because a later copy
+    would wait for the queued layers.
     """
-    began_ns = perf_counter_ns()
-    keys, _ = cache.seen(slot, prompt_length)
-    for layer in sorted(queries):
-        layer_scores = attention_scores(
-            torch.cat(queries.pop(layer)),
-            keys[layer][:, 0],
-            scaling=scaling,
-            visual=visual,
-            scope=tap.scope,
-            rows=rows,
-        )
-        scores.append(layer_scores)
-    if len(scores) == tap.num_layers:
-        tap.layer_scores = torch.stack(scores)
-    tap.score_ns += perf_counter_ns() - began_ns
+
+    def __init__(
+        self, tap: AttentionTap, prompt: Prompt, num_reused: int, device: torch.device
+    ) -> None:
+        assert num_reused <= most_reused(tap, prompt)
+        self.num_layers = tap.num_layers
+        self._tap = tap
+        self._num_reused = num_reused
+        self._text_on_host = scored_rows(tap, prompt)
+        self._visual = to_device(prompt.visual_indices, device)
+        self._text = to_device(self._text_on_host, device)
+        self._scores: list[torch.Tensor] = []
+
+    def tapped(self, rows: slice, step: AttentionPlan) -> AttentionPlan:
+        """Returns the step of a chunk with a tap; ``rows`` are the chunk's rows among the rows that
+        the prefill runs."""
+        return step
+
+    def add_scores(self, hidden: torch.Tensor, last_layer: int) -> None:
+        """Called when all rows have passed the layers up to ``last_layer``; ``hidden`` holds the
+        rows that the prefill runs. Sets the tap's scores behind its last layer."""
+        began_ns = perf_counter_ns()
+        self._measure(hidden, last_layer)
+        self._tap.score_ns += perf_counter_ns() - began_ns
+
+    @abstractmethod
+    def _measure(self, hidden: torch.Tensor, last_layer: int) -> None:
+        """See add_scores."""
 
 
-def measure_alignment(
-    tap: AttentionTap,
-    hidden: torch.Tensor,
-    scores: list[torch.Tensor],
-    *,
-    visual: torch.Tensor,
-    text: torch.Tensor,
-) -> None:
-    """Adds the alignment of ``hidden`` ``[rows, hidden]`` to ``scores``; sets the tap's scores if
-    this is the second one, behind the tap's last layer.
+class AttentionScorer(Scorer):
+    """Scores by attention, from the queries that are kept of one group of layers at a time."""
 
-    ``visual`` and ``text`` are indices of rows of ``hidden`` (int64, on its device).
-    """
-    began_ns = perf_counter_ns()
-    scores.append(alignment(hidden, visual, text))
-    if len(scores) == 2:
-        tap.layer_scores = (scores[1] - scores[0])[None]
-    tap.score_ns += perf_counter_ns() - began_ns
+    def __init__(
+        self,
+        tap: AttentionTap,
+        prompt: Prompt,
+        num_reused: int,
+        cache: KeyValueCache,
+        slot: int,
+        scaling: float,
+    ) -> None:
+        super().__init__(tap, prompt, num_reused, cache.device)
+        self._length = prompt.length
+        self._cache = cache
+        self._slot = slot
+        self._scaling = scaling
+        self._queries: dict[int, list[torch.Tensor]] = {}  # see QueryTap
+
+    def tapped(self, rows: slice, step: AttentionPlan) -> AttentionPlan:
+        """See Scorer.tapped."""
+        text = self._text_on_host - self._num_reused
+        own = text[(text >= rows.start) & (text < rows.stop)] - rows.start
+        if not own.shape[0]:
+            return step
+        return replace(step, tap=QueryTap(to_device(own, self._cache.device), self._queries))
+
+    def _measure(self, hidden: torch.Tensor, last_layer: int) -> None:
+        keys, _ = self._cache.seen(self._slot, self._length)
+        for layer in sorted(self._queries):
+            layer_scores = attention_scores(
+                torch.cat(self._queries.pop(layer)),
+                keys[layer][:, 0],
+                scaling=self._scaling,
+                visual=self._visual,
+                scope=self._tap.scope,
+                rows=self._text,
+            )
+            self._scores.append(layer_scores)
+            if len(self._scores) == self.num_layers:
+                self._tap.layer_scores = torch.stack(self._scores)
+
+
+class AlignmentScorer(Scorer):
+    """Scores by the change of alignment from the embeddings to the tap's last layer."""
+
+    def _measure(self, hidden: torch.Tensor, last_layer: int) -> None:
+        if last_layer not in (0, self.num_layers):
+            return
+        visual, text = self._visual - self._num_reused, self._text - self._num_reused
+        self._scores.append(alignment(hidden, visual, text))
+        if last_layer:
+            self._tap.layer_scores = (self._scores[1] - self._scores[0])[None]

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
+from hippo.errors import ModelLoadError
+from hippo.media.resizing import FrameLimits
 from hippo.models.families.pixels import PixelScale
 from hippo.models.interface.base import Prompt, VisualItem
 from hippo.models.interface.checkpoint import Checkpoint
@@ -61,3 +63,64 @@ class Family:
     make_tower: Callable[[Pretrained], VisionTower]
     video_tokens: str  # what the tokens of a video are, for readers
     check_configuration: Callable[[Checkpoint, LoadPlan], None] | None = None
+
+
+def require(
+    title: str, languages: Sequence[str], settings: Mapping[str, object]
+) -> Callable[[Checkpoint, LoadPlan], None]:
+    """Returns Family.check_configuration of a family whose frames have one size: it takes only
+    language models of some ``model_type`` and some values of settings, and no limits of pixels."""
+
+    def check(checkpoint: Checkpoint, plan: LoadPlan) -> None:
+        plan.refuse_pixel_limits(checkpoint.name)
+        language = (checkpoint.config.get("text_config") or {}).get("model_type", "qwen2")
+        if language not in languages:
+            raise ModelLoadError(
+                f"{checkpoint.name}: its language model is a {language!r}; {title} is supported "
+                f"with {' or '.join(map(repr, languages))}"
+            )
+        for name, supported in settings.items():
+            value = checkpoint.config.get(name, supported)
+            if value != supported:
+                raise ModelLoadError(
+                    f"{checkpoint.name}: {name} {value!r} is not supported, only {supported!r}"
+                )
+
+    return check
+
+
+def check_pictures(
+    pretrained: Pretrained, made: Mapping[str, Any], size: tuple[int, int], counted: tuple[str, int]
+) -> None:
+    """Raises ModelLoadError if the processor's pictures or token counts do not fit the tower.
+
+    ``made`` are its image or video processors by what they make, ``size`` is a picture's height and
+    width in the tower, and ``counted`` are the processor's setting for the tokens of a frame and
+    the tower's number.
+    """
+    name, (height, width), (setting, num_tokens) = pretrained.info.name, size, counted
+    for pictures, processor in made.items():
+        own = dict(processor.size)
+        if height != width or (own.get("height"), own.get("width")) != size:
+            raise ModelLoadError(
+                f"{name}: its processor makes {pictures} of size {own}, its vision tower takes "
+                f"{width} x {height} pixels; both must be the same square"
+            )
+    if (found := getattr(pretrained.processor, setting)) != num_tokens:
+        raise ModelLoadError(
+            f"{name}: its processor counts {found} tokens a frame ({setting}), its vision tower "
+            f"gives {num_tokens}"
+        )
+
+
+def picture_limits(processor: Any, *, num_frames: int, num_tokens: int) -> FrameLimits:
+    """Returns the limits of a family whose frames have the video processor's size."""
+    video = processor.video_processor
+    size = dict(video.size)  # check_pictures refuses another size than the tower's
+    return FrameLimits(
+        num_frames=num_frames,
+        frame_multiple=1,
+        fixed_size=(size.get("height", 0), size.get("width", 0)),
+        fixed_tokens=num_tokens,
+        resample=int(video.resample),
+    )

@@ -9,22 +9,23 @@ from typing import Any
 import torch
 
 from hippo.catalog.sizes import VISION_PATCHES
-from hippo.errors import ModelLoadError
-from hippo.media.resizing import FrameLimits
-from hippo.models.families.family import Family, VisionTower
+from hippo.models.families.family import (
+    Family,
+    VisionTower,
+    check_pictures,
+    picture_limits,
+    require,
+)
 from hippo.models.families.pixels import byte_options
 from hippo.models.families.vision import replace_products
 from hippo.models.interface.base import DecodedMedia, VisualItem
-from hippo.models.interface.checkpoint import Checkpoint
-from hippo.models.interface.plan import LoadPlan
 from hippo.models.loading.pretrained import Pretrained
 from hippo.models.prompts.builder import PromptBuilder
 from hippo.models.prompts.layout import Layout, MediaMark
 from hippo.types import MediaKind
 
-_NUM_FRAMES = 32  # of the family's training: max_num_frame
+_NUM_FRAMES = 32  # as in the family's training: max_num_frame
 _MOST_FRAMES = 9999  # to whose number the text of a frame has room
-_LANGUAGE_MODELS = ("qwen2", "qwen3")
 _SETTINGS = {
     "downsample_ratio": 0.5,  # hippo.catalog.shapes counts on it
     "vision_feature_layer": -1,
@@ -45,16 +46,9 @@ class InternVLPromptBuilder(PromptBuilder):
     def __init__(self, processor: Any, *, max_context_length: int) -> None:
         self._side = math.isqrt(processor.image_seq_length)
         self._start, self._end = processor.start_image_token, processor.end_image_token
-        video = processor.video_processor
-        size = dict(video.size)  # InternVLTower refuses another one than the tower's
         text = self._end + "\n" + self._frame_start(_MOST_FRAMES)
-        limits = FrameLimits(
-            num_frames=_NUM_FRAMES,
-            frame_multiple=1,
-            fixed_size=(size.get("height", 0), size.get("width", 0)),
-            fixed_tokens=self._side**2 + len(processor.tokenizer(text)["input_ids"]),
-            resample=int(video.resample),
-        )
+        num_tokens = self._side**2 + len(processor.tokenizer(text)["input_ids"])
+        limits = picture_limits(processor, num_frames=_NUM_FRAMES, num_tokens=num_tokens)
         token, token_id = processor.image_token, processor.image_token_id
         marks = {
             MediaKind.IMAGE: MediaMark(token, token, token_id),
@@ -97,11 +91,16 @@ class InternVLTower(VisionTower):
 
     def __init__(self, pretrained: Pretrained) -> None:
         super().__init__(pretrained)
-        _check_processor(pretrained)
+        patches, processor = (
+            self.model.vision_tower.embeddings.patch_embeddings,
+            pretrained.processor,
+        )
+        made = {"frames": processor.video_processor, "tiles": processor.image_processor}
+        counted = ("image_seq_length", patches.num_patches // 4)
+        check_pictures(pretrained, made, tuple(patches.image_size), counted)
+        self._num_pictures = max(1, VISION_PATCHES // patches.num_patches)
         replace_products(self.model.vision_tower, pretrained.make_linear)
         replace_products(self.model.multi_modal_projector, pretrained.make_linear)
-        num_patches = self.model.vision_tower.embeddings.patch_embeddings.num_patches
-        self._num_pictures = max(1, VISION_PATCHES // num_patches)
 
     def embed_item(self, item: VisualItem) -> Iterator[torch.Tensor]:
         """See VisionTower.embed_item; the tokens of a picture are ordered by row and column."""
@@ -113,47 +112,6 @@ class InternVLTower(VisionTower):
             yield embedded.pooler_output.flatten(0, 1)
 
 
-def _check_configuration(checkpoint: Checkpoint, plan: LoadPlan) -> None:
-    """Raises ModelLoadError for an unsupported language model or form of visual tokens, and for a
-    plan that limits pixels."""
-    plan.refuse_pixel_limits(checkpoint.name)
-    language = (checkpoint.config.get("text_config") or {}).get("model_type", "qwen2")
-    if language not in _LANGUAGE_MODELS:
-        raise ModelLoadError(
-            f"{checkpoint.name}: its language model is a {language!r}; InternVL is supported with "
-            f"{' or '.join(map(repr, _LANGUAGE_MODELS))}"
-        )
-    for name, supported in _SETTINGS.items():
-        value = checkpoint.config.get(name, supported)
-        if value != supported:
-            raise ModelLoadError(
-                f"{checkpoint.name}: {name} {value!r} is not supported, only {supported!r}"
-            )
-
-
-def _check_processor(pretrained: Pretrained) -> None:
-    """Raises ModelLoadError if the processor's pictures or token counts do not fit the tower."""
-    name, processor = pretrained.info.name, pretrained.processor
-    embeddings = pretrained.model.model.vision_tower.embeddings.patch_embeddings
-    height, width = embeddings.image_size
-    for made, own in (
-        ("frames", processor.video_processor),
-        ("tiles", processor.image_processor),
-    ):
-        size = dict(own.size)
-        if height != width or (size.get("height"), size.get("width")) != (height, width):
-            raise ModelLoadError(
-                f"{name}: its processor makes {made} of size {size}, its vision tower takes "
-                f"{width} x {height} pixels; both must be the same square"
-            )
-    num_tokens = embeddings.num_patches // 4
-    if processor.image_seq_length != num_tokens:
-        raise ModelLoadError(
-            f"{name}: its processor counts {processor.image_seq_length} tokens a frame "
-            f"(image_seq_length), its vision tower gives {num_tokens}"
-        )
-
-
 INTERNVL = Family(
     title="InternVL",
     architecture="InternVLForConditionalGeneration",
@@ -163,5 +121,5 @@ INTERNVL = Family(
     ),
     make_tower=InternVLTower,
     video_tokens='16 x 16 a frame, four patches each, behind the text "Frame1: "',
-    check_configuration=_check_configuration,
+    check_configuration=require("InternVL", ("qwen2", "qwen3"), _SETTINGS),
 )

@@ -1,21 +1,88 @@
-"""The LLaVA-OneVision family: its vision tower and its description."""
+"""The LLaVA-OneVision family: prompts with a pooled video grid and tiles of images, and its vision
+tower."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 import torch
 
 from hippo.catalog.sizes import VISION_FRAMES
-from hippo.errors import ModelLoadError
-from hippo.models.families.family import Family, VisionTower
-from hippo.models.families.llava_prompt import LlavaPromptBuilder
+from hippo.models.families.family import (
+    Family,
+    VisionTower,
+    check_pictures,
+    picture_limits,
+    require,
+)
+from hippo.models.families.pixels import byte_options
 from hippo.models.families.vision import replace_products
-from hippo.models.interface.base import Prompt, VisualItem
-from hippo.models.interface.checkpoint import Checkpoint
-from hippo.models.interface.plan import LoadPlan
+from hippo.models.interface.base import DecodedMedia, Prompt, VisualItem
 from hippo.models.loading.pretrained import Pretrained
+from hippo.models.prompts.builder import PromptBuilder
+from hippo.models.prompts.layout import Layout, MediaMark
 from hippo.types import MediaKind
+
+_NUM_FRAMES = 32  # as in the family's training and evaluation
+
+
+class LlavaPromptBuilder(PromptBuilder):
+    """See PromptBuilder.
+
+    A video consists of its frames' pooled grids, one after the other, and one newline token, which
+    is not prunable:
+
+        video   |- frame 0, row by row -|- frame 1 -| ... |- last frame -|newline|
+                ^ visual_indices ................................ end ^
+
+    A single image is cut into tiles and several images are not, as in the family's training. The
+    grid of an image is its height, its width, and whether it is cut.
+    """
+
+    def __init__(self, processor: Any, *, max_context_length: int) -> None:
+        # Pooling halves the sides of the tower's square grid, rounding up.
+        self._side = math.ceil(math.isqrt(processor.num_image_tokens) / 2)
+        limits = picture_limits(processor, num_frames=_NUM_FRAMES, num_tokens=self._side**2)
+        image_token, video_token = processor.image_token, processor.video_token
+        marks = {
+            MediaKind.IMAGE: MediaMark(image_token, image_token, processor.image_token_id),
+            MediaKind.VIDEO: MediaMark(video_token, video_token, processor.video_token_id),
+        }
+        super().__init__(processor, limits, marks, max_context_length=max_context_length)
+
+    def lay_out(self, media: Sequence[DecodedMedia]) -> Sequence[Layout]:
+        """See PromptBuilder.lay_out."""
+        images = iter(self._lay_out_images([i for i in media if i.kind is MediaKind.IMAGE]))
+        return [
+            self._lay_out_video(item) if item.kind is MediaKind.VIDEO else next(images)
+            for item in media
+        ]
+
+    def _lay_out_video(self, item: DecodedMedia) -> Layout:
+        grid = (item.frames.shape[0], self._side, self._side)
+        pixels = item.frames.permute(0, 3, 1, 2).contiguous()
+        num_tokens = math.prod(grid) + 1
+        return Layout(item.kind, (num_tokens,), pixels, (), grid, num_separators=1)
+
+    def _lay_out_images(self, items: Sequence[DecodedMedia]) -> list[Layout]:
+        if not items:
+            return []
+        own = self._processor.image_processor
+        pictures = [item.frames[0].permute(2, 0, 1) for item in items]
+        # Nested: one list of images for each prompt.
+        inputs = own([pictures], return_tensors="pt", **byte_options(own))
+        token = self._processor.image_token
+        return [
+            Layout(
+                item.kind,
+                (self._processor.replace_image_token(inputs, index).count(token),),
+                inputs["pixel_values"][index],
+                (*inputs["image_sizes"][index].tolist(), len(items) == 1),
+            )
+            for index, item in enumerate(items)
+        ]
 
 
 class LlavaTower(VisionTower):
@@ -23,7 +90,10 @@ class LlavaTower(VisionTower):
 
     def __init__(self, pretrained: Pretrained) -> None:
         super().__init__(pretrained)
-        _check_processor(pretrained)
+        vision, processor = pretrained.model.config.vision_config, pretrained.processor
+        side = vision.image_size
+        counted = ("num_image_tokens", (side // vision.patch_size) ** 2)
+        check_pictures(pretrained, {"frames": processor.video_processor}, (side, side), counted)
         replace_products(self.model.vision_tower, pretrained.make_linear)
         replace_products(self.model.multi_modal_projector, pretrained.make_linear)
 
@@ -53,42 +123,6 @@ class LlavaTower(VisionTower):
         return (self.model.image_newline.expand(len(prompt.visual_grids), -1),)
 
 
-def _check_configuration(checkpoint: Checkpoint, plan: LoadPlan) -> None:
-    """Raises ModelLoadError for an unsupported language model or feature selection, and for a plan
-    that limits pixels."""
-    plan.refuse_pixel_limits(checkpoint.name)
-    language = (checkpoint.config.get("text_config") or {}).get("model_type", "qwen2")
-    if language != "qwen2":
-        raise ModelLoadError(
-            f"{checkpoint.name}: its language model is a {language!r}; LLaVA-OneVision is "
-            "supported with 'qwen2'"
-        )
-    strategy = checkpoint.config.get("vision_feature_select_strategy", "full")
-    if strategy != "full":
-        raise ModelLoadError(
-            f"{checkpoint.name}: vision_feature_select_strategy {strategy!r} is not supported: "
-            "a video's grid needs all patches ('full')"
-        )
-
-
-def _check_processor(pretrained: Pretrained) -> None:
-    """Raises ModelLoadError if the processor's frames or token counts do not fit the tower."""
-    vision, processor = pretrained.model.config.vision_config, pretrained.processor
-    side = vision.image_size
-    size = dict(processor.video_processor.size)
-    if (size.get("height"), size.get("width")) != (side, side):
-        raise ModelLoadError(
-            f"{pretrained.info.name}: its processor makes frames of size {size}, its vision tower "
-            f"takes {side} x {side} pixels"
-        )
-    num_patches = (side // vision.patch_size) ** 2
-    if processor.num_image_tokens != num_patches:
-        raise ModelLoadError(
-            f"{pretrained.info.name}: its processor counts {processor.num_image_tokens} tokens a "
-            f"frame (num_image_tokens), its vision tower gives {num_patches}"
-        )
-
-
 LLAVA_ONEVISION = Family(
     title="LLaVA-OneVision",
     architecture="LlavaOnevisionForConditionalGeneration",
@@ -98,5 +132,8 @@ LLAVA_ONEVISION = Family(
     ),
     make_tower=LlavaTower,
     video_tokens="14 x 14 a frame, pooled from 27 x 27, and one newline at the end of the video",
-    check_configuration=_check_configuration,
+    # A video's grid needs all patches.
+    check_configuration=require(
+        "LLaVA-OneVision", ("qwen2",), {"vision_feature_select_strategy": "full"}
+    ),
 )

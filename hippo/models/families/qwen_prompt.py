@@ -12,7 +12,6 @@ import torch
 from hippo.catalog.sizes import IMAGE_TOKENS
 from hippo.media.frame_list import MAX_LISTED_S
 from hippo.media.resizing import FrameLimits
-from hippo.models.families.qwen_pixels import PatchCutter
 from hippo.models.interface.base import DecodedMedia
 from hippo.models.prompts.builder import PromptBuilder
 from hippo.models.prompts.layout import Layout, MediaMark, VisualGrid
@@ -21,7 +20,7 @@ from hippo.types import MediaKind
 RopeIndex = Callable[..., tuple[torch.Tensor, torch.Tensor]]
 
 _TOKEN_TYPES = {MediaKind.IMAGE: 1, MediaKind.VIDEO: 2}  # transformers' mm_token_type_ids
-# Of qwen-vl-utils 0.0.14: VIDEO_MIN_TOKEN_NUM and VIDEO_MAX_TOKEN_NUM of a frame, and the share of
+# As in qwen-vl-utils 0.0.14: VIDEO_MIN_TOKEN_NUM and VIDEO_MAX_TOKEN_NUM, and the share of
 # MODEL_SEQ_LEN that a video may take.
 FRAME_TOKENS = (128, 768)
 MAX_VIDEO_TOKENS = int(128_000 * 0.9)
@@ -163,3 +162,39 @@ def frame_limits(processor: Any) -> FrameLimits:
         max_video_tokens=MAX_VIDEO_TOKENS,
         resample=int(video.resample),
     )
+
+
+class PatchCutter:
+    """Cuts frames as a given image or video processor of transformers does, to the last bit and in
+    a fraction of its time; usable from any thread. The patches stay bytes
+    (hippo.models.families.pixels)."""
+
+    def __init__(self, processor: Any) -> None:
+        self.merge_size = int(processor.merge_size)
+        self._patch = int(processor.patch_size)
+        self._depth = int(processor.temporal_patch_size)
+
+    def cut_frames(self, pixels: torch.Tensor) -> tuple[torch.Tensor, tuple[int, int, int]]:
+        """Returns the patches (uint8 ``[num_patches, values]``) of ``pixels`` (uint8
+        ``[num_frames, height, width, 3]``, resized), and their grid in patches.
+        """
+        num_frames, height, width, _ = pixels.shape
+        if padding := -num_frames % self._depth:
+            pixels = torch.cat((pixels, pixels[-1:].expand(padding, -1, -1, -1)))
+        grid = (pixels.shape[0] // self._depth, height // self._patch, width // self._patch)
+        blocks = pixels.reshape(
+            grid[0],
+            self._depth,
+            grid[1] // self.merge_size,
+            self.merge_size,
+            self._patch,
+            grid[2] // self.merge_size,
+            self.merge_size,
+            self._patch,
+            3,
+        )
+        # The order is: frames, merged patches, patches in a merged patch; a patch is
+        # [channels, frames, rows, columns].
+        ordered = blocks.permute(0, 2, 5, 3, 6, 8, 1, 4, 7)
+        values = 3 * self._depth * self._patch**2
+        return ordered.reshape(grid[0] * grid[1] * grid[2], values), grid

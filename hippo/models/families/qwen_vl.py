@@ -38,7 +38,7 @@ class QwenTower(VisionTower):
         """See VisionTower.embed_item; no operation of the towers crosses frames, full attention
         included, so a video is cut between frames."""
         assert item.pixels is not None
-        _, rows, columns = item.grid  # of patches; a frame is two sampled ones
+        _, rows, columns = item.grid  # in patches; a frame is two sampled frames
         per_frame = rows * columns
         most = per_frame * max(1, VISION_PATCHES // per_frame)
         for part in torch.split(item.pixels, most):
@@ -48,9 +48,9 @@ class QwenTower(VisionTower):
     def _embed_part(self, patches: torch.Tensor, grid: torch.Tensor) -> torch.Tensor:
         visual = self.model.visual
         given = {}
-        if hasattr(visual, "pos_embed"):  # of Qwen3-VL
+        if hasattr(visual, "pos_embed"):  # Qwen3-VL
             given = _learned_positions(visual, grid, patches.device)
-        elif hasattr(visual, "window_size"):  # of Qwen2.5-VL
+        elif hasattr(visual, "window_size"):  # Qwen2.5-VL
             given = _windows(visual, grid, patches.device)
         output = visual(patches, grid_thw=grid, **given)
         embedded: torch.Tensor = output.pooler_output

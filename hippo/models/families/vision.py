@@ -1,4 +1,4 @@
-"""Replaces a vision tower's products by those of hippo.models.products.linear."""
+"""Replaces a vision tower's products by hippo.models.products.linear's."""
 
 from __future__ import annotations
 

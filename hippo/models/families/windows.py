@@ -42,7 +42,7 @@ def attend_in_windows(
 ) -> tuple[torch.Tensor, None]:
     """Attends within windows: ``[1, heads, rows, head_dim]`` to ``[1, rows, heads, head_dim]``.
 
-    The signature is that of transformers' attentions. ``cu_seq_lens_q`` (int ``[windows + 1]`` on
+    transformers' attentions have this signature. ``cu_seq_lens_q`` (int ``[windows + 1]`` on
     the host) holds the first row of each window and the end of the last one; None: one window.
     """
     assert attention_mask is None, "windows take the place of a mask"

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Generator, Sequence
 from dataclasses import dataclass, replace
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 
@@ -103,9 +103,9 @@ class AttentionTap:
 
     With ``is_alignment`` a score is instead the sum over these layers of the change, from one layer
     to the next, of the mean cosine between the visual token's hidden state and the question's
-    (ParallelVLM's UV-Prune). This sum is the cosine behind the last layer minus that of the
-    embeddings. The model's last layer cannot be among the layers, because a prefill computes its
-    output for the last row only.
+    (ParallelVLM's UV-Prune). This sum is the cosine behind the last layer minus the
+    embeddings' cosine. The model's last layer cannot be among the layers, because a prefill
+    computes its output for the last row only.
     """
 
     num_layers: int
@@ -258,7 +258,7 @@ class VideoLanguageModel(Protocol):
         """Feeds the rows (device thread): float32 logits ``[num_rows, num_token_ids]``.
 
         Row k of a sequence attends to its slot's prompt, to the completion tokens before
-        ``start_index`` as last written, and to rows 0 to k. Its logits are those of completion
+        ``start_index`` as last written, and to rows 0 to k. Its logits choose completion
         token ``start_index + k + 1``.
         """
 
@@ -273,64 +273,8 @@ class DelegatingModel:
     def __init__(self, model: VideoLanguageModel) -> None:
         self._model = model
 
-    @property
-    def info(self) -> ModelInfo:
-        """See VideoLanguageModel.info."""
-        return self._model.info
-
-    @property
-    def num_layers(self) -> int:
-        """See VideoLanguageModel.num_layers."""
-        return self._model.num_layers
-
-    @property
-    def hidden_size(self) -> int:
-        """See VideoLanguageModel.hidden_size."""
-        return self._model.hidden_size
-
-    @property
-    def frame_limits(self) -> FrameLimits:
-        """See VideoLanguageModel.frame_limits."""
-        return self._model.frame_limits
-
-    @property
-    def feature_bytes(self) -> int:
-        """See VideoLanguageModel.feature_bytes."""
-        return self._model.feature_bytes
-
-    @property
-    def frame_bytes(self) -> int:
-        """See VideoLanguageModel.frame_bytes."""
-        return self._model.frame_bytes
-
-    def prepare_prompt(
-        self,
-        messages: Sequence[ChatMessage],
-        media: Sequence[DecodedMedia],
-        frame_plan: FramePlan,
-        *,
-        allow_special_tokens: bool = False,
-    ) -> Prompt:
-        """See VideoLanguageModel.prepare_prompt."""
-        return self._model.prepare_prompt(
-            messages, media, frame_plan, allow_special_tokens=allow_special_tokens
-        )
-
-    def embed_visual(
-        self, prompt: Prompt, cache: FeatureCache | None = None
-    ) -> torch.Tensor | None:
-        """See VideoLanguageModel.embed_visual."""
-        return self._model.embed_visual(prompt, cache)
-
-    def embed_pieces(
-        self, prompt: Prompt, cache: FeatureCache | None = None
-    ) -> Generator[None, None, torch.Tensor | None]:
-        """See VideoLanguageModel.embed_pieces."""
-        return self._model.embed_pieces(prompt, cache)
-
-    def copy_rows(self, source: int, slot: int, num_rows: int) -> None:
-        """See VideoLanguageModel.copy_rows."""
-        self._model.copy_rows(source, slot, num_rows)
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._model, name)
 
 
 def prunable_embeddings(

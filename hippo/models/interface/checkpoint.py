@@ -1,6 +1,6 @@
 """Finds or downloads a checkpoint, and checks its files before weights are read.
 
-The name is that of a folder or of a Hugging Face repository, which is downloaded to the usual
+A name stands for a folder or for a Hugging Face repository, which is downloaded to the usual
 cache (HF_TOKEN, HF_HOME, HF_HUB_OFFLINE and HF_ENDPOINT apply).
 """
 
@@ -34,7 +34,7 @@ class Checkpoint:
     folder: Path
     config: dict[str, Any]
     num_floats: int  # stored numbers in float32, bfloat16 or float16; tied weights count once
-    num_packed_bytes: int  # of all other stored tensors, which only quantised checkpoints have
+    num_packed_bytes: int  # all other stored tensors, which only quantised checkpoints have
 
     @property
     def model_type(self) -> str:

@@ -3,6 +3,7 @@ that videos may take, and how much of it a draft caches."""
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Callable
 
 from hippo.types import MIN_VISUAL_TOKENS, PRUNING_RATIO
@@ -81,11 +82,5 @@ def _longest(limit: int, fits: Callable[[int], bool]) -> int:
     """Returns the largest context up to ``limit`` that fits, by bisection; 0 if none does."""
     if fits(limit):
         return limit
-    fitting, exceeding = 0, -(-limit // _STEP)  # in steps
-    while exceeding - fitting > 1:
-        middle = (fitting + exceeding) // 2
-        if fits(middle * _STEP):
-            fitting = middle
-        else:
-            exceeding = middle
-    return fitting * _STEP
+    steps = range(1, -(-limit // _STEP))
+    return _STEP * bisect_left(steps, True, key=lambda number: not fits(number * _STEP))

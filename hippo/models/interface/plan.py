@@ -67,7 +67,7 @@ class LoadPlan:
     prunes: bool = False
     exact_rows: int | None = None
     max_pixels: int = 0
-    log_level: str = "info"  # of the followers' log records
+    log_level: str = "info"  # for the followers' log records
 
     def __post_init__(self) -> None:
         if self.num_slots is not None and self.num_slots < 1:

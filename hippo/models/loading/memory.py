@@ -17,26 +17,25 @@ from hippo.models.interface.plan import LoadPlan
 
 _log = logging.getLogger(__name__)
 
-_CPU_SHARE = 0.5  # of free memory, which other processes need as well
+_CPU_SHARE = 0.5  # other processes need the rest of the free memory
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryNeeds:
     """The memory that one process of a model needs on its device, in bytes."""
 
-    name: str  # of the model
+    name: str  # the model's
     context_length: int  # tokens of one sequence
     slot_tokens: int  # tokens of one sequence that are cached
     device: torch.device
     dtype: torch.dtype  # as served
-    form: str = ""  # of weights, if it is not ``dtype``: quantised, or another one till packed
+    form: str = ""  # what to say of the weights after their dtype
     num_processes: int = 1  # ranks on this device
-    weight_bytes: int  # of all ranks on this device
+    weight_bytes: int  # all ranks on this device together
     slot_bytes: int  # cache of one sequence
-    work_bytes: int  # activations
-    packing_bytes: int = 0  # of the copies of a weight while it is packed, before any activations
-    reserved_bytes: int = 0  # of caches of earlier media
-    host_bytes: int = 0  # of the host while all ranks read weights to GPUs
+    work_bytes: int  # activations, and copies of a weight while it is packed
+    reserved_bytes: int = 0  # caches of earlier media
+    host_bytes: int = 0  # on the host, while all ranks read weights to GPUs
 
 
 def check_fits(plan: LoadPlan, needs: MemoryNeeds) -> None:
@@ -45,26 +44,20 @@ def check_fits(plan: LoadPlan, needs: MemoryNeeds) -> None:
     is too small to read the weights."""
     num_slots = plan.num_slots or 1
     device, weight_bytes = needs.device, needs.weight_bytes
-    work_bytes = needs.num_processes * max(needs.work_bytes, needs.packing_bytes)
+    work_bytes = needs.num_processes * needs.work_bytes
     cache_bytes = num_slots * needs.num_processes * needs.slot_bytes
     needed = weight_bytes + work_bytes + cache_bytes + needs.reserved_bytes
     available = _left_bytes(device, plan.budget_bytes)
     if needed <= available:
         _check_host(needs)
         return
-    is_half_on_cpu = needs.dtype == torch.float16 and device.type == "cpu"
     weights = str(needs.dtype).removeprefix("torch.") + needs.form
-    if needed - needs.reserved_bytes <= available:
-        advice = f"lower {_cache_flags(device)}"
-    elif cache_bytes > weight_bytes:
-        advice = "lower --slots or --max-context-length"
-    elif needs.dtype == torch.float32 or is_half_on_cpu:
-        advice = "use --dtype bfloat16, a smaller model or another --device"
-    else:
-        advice = "use a smaller model or another --device"
-        if plan.tensor_parallel == 1 and not needs.form:
-            advice = "use --quantization int8 or nf4, a smaller model or another --device"
-        advice += ", or lower --slots" if num_slots > 1 else ""
+    advice = f"lower --slots, --max-context-length or {_cache_flags(device)}, or use "
+    if needs.dtype == torch.float32 or (needs.dtype == torch.float16 and device.type == "cpu"):
+        advice += "--dtype bfloat16, "
+    elif plan.tensor_parallel == 1 and not needs.form:
+        advice += "--quantization int8 or nf4, "
+    advice += "a smaller model or another --device"
     slots = f"{num_slots} {'slot' if num_slots == 1 else 'slots'}"
     room = f"{device} has {_gib(available)} free"
     if available < available_bytes(device):

@@ -15,7 +15,7 @@ from hippo.models.products.linear import has_half_linear, packs_weights
 
 if TYPE_CHECKING:
     from hippo.models.products.shards import Shards
-    from hippo.models.quantized.forms import Quantization
+    from hippo.models.quantized.forms import WeightForm
 
 DTYPES: Mapping[str, torch.dtype] = MappingProxyType(
     {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -45,37 +45,26 @@ def device_of(plan: LoadPlan, shards: Shards | None) -> torch.device:
 
 
 def dtype_of(
-    plan: LoadPlan,
-    checkpoint: Checkpoint,
-    device: torch.device,
-    quantization: Quantization | None = None,
+    plan: LoadPlan, checkpoint: Checkpoint, device: torch.device, form: WeightForm | None = None
 ) -> torch.dtype:
-    """Returns the plan's dtype, with auto resolved as LoadPlan says.
+    """Returns the plan's dtype, with auto resolved as LoadPlan says, or the preferred dtype of a
+    quantised form if its products do not take that one.
 
-    Raises ModelLoadError for another dtype than that of the quantisation's kernels, and for float16
-    where these would overflow.
+    Raises ModelLoadError for a given dtype that the products do not take.
     """
-    if quantization is not None and quantization.only_dtype is not None:
-        if plan.dtype not in ("auto", quantization.only_dtype):
-            raise ModelLoadError(
-                f"{checkpoint.name}: the kernels of {quantization.name} compute in "
-                f"{quantization.only_dtype}: leave --dtype out"
-            )
-        return DTYPES[quantization.only_dtype]
     is_auto = plan.dtype == "auto"
     dtype = _own_dtype(checkpoint) if is_auto else DTYPES[plan.dtype]
     if is_auto and device.type == "cpu":
         dtype = _fast_dtype(dtype, device, any_will_do=plan.auto_is_half)
-    if dtype == torch.float16 and quantization is not None and quantization.overflows_half:
-        if plan.dtype == "float16":
-            raise ModelLoadError(
-                f"{checkpoint.name}: with {quantization.name} weights products overflow float16: "
-                "use --dtype bfloat16"
-            )
-        dtype = torch.bfloat16
-        if device.type == "cpu":
-            dtype = _fast_dtype(dtype, device, any_will_do=False)
-    return dtype
+    if form is None or not form.dtypes or dtype in form.dtypes:
+        return dtype
+    if not is_auto:
+        best = str(form.dtypes[0]).removeprefix("torch.")
+        raise ModelLoadError(
+            f"{checkpoint.name}: products with {form.name} weights fail or overflow in "
+            f"{plan.dtype} here: use --dtype {best}, or leave it out"
+        )
+    return form.dtypes[0]
 
 
 def _own_dtype(checkpoint: Checkpoint) -> torch.dtype:

@@ -1,26 +1,19 @@
-"""Loads a checkpoint of any family: transformers' model and processor, decoder stack and cache."""
+"""Reads and builds what was resolved: transformers' model, decoder stack, cache and runners."""
 
 from __future__ import annotations
 
 import hashlib
-import importlib
 import logging
-import os
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from hippo.catalog.sizes import ModelShape
 from hippo.errors import ModelLoadError
 from hippo.models.attention.cache import KeyValueCache
-from hippo.models.attention.ranges import FlashUse, find_flash
-from hippo.models.interface.checkpoint import Checkpoint, Progress
+from hippo.models.attention.ranges import find_flash
 from hippo.models.interface.context import LEAST_CONTEXT, choose_context
-from hippo.models.interface.plan import LoadPlan
-from hippo.models.loading._torchvision import ensure_torchvision
-from hippo.models.loading.footprint import ModelSizes
 from hippo.models.loading.memory import (
-    MemoryNeeds,
     check_fits,
     choose_slots,
     device_uuids,
@@ -28,19 +21,12 @@ from hippo.models.loading.memory import (
     left_for_slots,
     no_room,
 )
-from hippo.models.loading.placement import device_of
-from hippo.models.loading.quantization import find_quantization, warn_of_mixing
+from hippo.models.loading.resolve import Resolved
 from hippo.models.loading.weights import read_weights
-from hippo.models.products.linear import (
-    MakeLinear,
-    is_plain,
-    make_half_linear,
-    make_linear,
-    packs_weights,
-    padded_rows,
-)
+from hippo.models.products.linear import MakeLinear, is_plain
 from hippo.models.runners.captured import make_fixed_runner
 from hippo.models.runners.decoder import DecoderStack
+from hippo.models.runners.eager import EagerRunner
 from hippo.models.runners.fixed import FixedRunner
 from hippo.types import ModelInfo
 
@@ -49,167 +35,101 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 
-# transformers imports torchao if it is installed, which warns about kernels for other devices.
-_NOISY = ("torchao", "torch.utils._pytree")
 
-# The part of "loading" in which weights are read; layers are packed after it.
-_READ_FROM, _READ_TO = 0.1, 0.8
-
-
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Pretrained:
     """A loaded checkpoint, from which CachedModel and the parts of its family are made."""
 
     model: Any  # transformers' model with its head, in evaluation mode, on the device
     processor: Any
+    shape: ModelShape
+    info: ModelInfo
     stack: DecoderStack  # holds the weights of the text model's layers, which are empty in model
     cache: KeyValueCache
-    info: ModelInfo
-    flash: FlashUse
     make_linear: MakeLinear  # makes products for the vision tower
-    padded: Callable[[int], int]  # from a number of rows to the number to run, padding included
-    fixed: FixedRunner | None = None  # None: the plan asks for no forwards of fixed shape
-    frame_bytes: int = 0  # see VideoLanguageModel.frame_bytes
-    feature_bytes: int = 0  # see VideoLanguageModel.feature_bytes
+    eager: EagerRunner
+    fixed: FixedRunner | None  # None: the plan asks for no forwards of fixed shape
 
 
-def load_pretrained(
-    checkpoint: Checkpoint,
-    architecture: str,
-    plan: LoadPlan,
-    progress: Progress,
-    shards: Shards | None,
-) -> Pretrained:
-    """Loads a checkpoint as ``transformers.<architecture>``, whose text model has Qwen2's or
-    Qwen3's layers.
-
-    With ``shards`` this process is one of several ranks and loads its part of layers and cache.
-    Raises ModelLoadError.
-    """
-    transformers = import_transformers()
-    config, processor = _read_configuration(transformers, checkpoint)
-    limit = _context_limit(checkpoint.name, config.text_config, plan.max_context_length)
-    quantization = find_quantization(plan, checkpoint, device_of(plan, shards))
-    sizes_of = partial(ModelSizes.of, plan, checkpoint, config, quantization, shards)
-    sizes = sizes_of(plan.max_context_length or min(limit, LEAST_CONTEXT))
-    warn_of_mixing(plan, checkpoint, quantization, sizes.working_dtype)
-    check_fits(plan, sizes.needs)
-    progress("loading", _READ_FROM)
+def read_model(resolved: Resolved, report: Callable[[float], None]) -> Any:
+    """Returns transformers' model with its weights on the device; raises ModelLoadError before any
+    weight is read if the memory is too small. ``report`` is called with the share that is read."""
+    plan = resolved.plan
+    context = plan.max_context_length or min(resolved.context_limit, LEAST_CONTEXT)
+    check_fits(plan, resolved.needs(context))
+    report(0.0)
     model = read_weights(
-        checkpoint,
-        getattr(transformers, architecture),
-        config,
-        sizes.working_dtype,
-        device=sizes.needs.device,
-        quantization=quantization,
-        shards=shards,
-        report=lambda share: progress("loading", _READ_FROM + (_READ_TO - _READ_FROM) * share),
+        resolved.checkpoint,
+        resolved.model_class,
+        resolved.config,
+        resolved.working_dtype,
+        device=resolved.device,
+        form=resolved.form,
+        shards=resolved.shards,
+        report=report,
     )
     model.eval().requires_grad_(False)
-    num_ids = num_token_ids(processor.tokenizer, config.text_config.vocab_size)
-    make_product, padded = _choose_products(sizes)
-    if sizes.needs.device.type == "cpu" and (quantization is None or not quantization.is_kept):
-        _copy_from_files(model, all_weights=make_product is make_linear and padded is int)
-    stack = _make_stack(model, num_ids, make_product, shards)
+    if resolved.device.type == "cpu" and (resolved.form is None or not resolved.form.is_kept):
+        packs = resolved.is_half_on_cpu or resolved.padded is not int
+        _copy_from_files(model, all_weights=not packs)
+    return model
+
+
+def build(resolved: Resolved, model: Any) -> Pretrained:
+    """Packs the layers of transformers' model, chooses context and slots by the memory beside them,
+    and makes cache and runners; raises ModelLoadError. Every rank comes to the same choices."""
+    plan, shards, tokenizer = resolved.plan, resolved.shards, resolved.processor.tokenizer
+    num_ids = num_token_ids(tokenizer, resolved.config.text_config.vocab_size)
+    stack = _make_stack(model, num_ids, resolved.make_linear, shards)
     if shards is not None:
-        shards.warm_up(config.text_config.hidden_size, sizes.working_dtype)
-    left_bytes = left_for_slots(plan, sizes.needs)
-    if plan.max_context_length is None:
-        sizes = sizes_of(
-            _fitting_context(plan, limit, lambda n: sizes_of(n).needs, left_bytes, shards)
-        )
-    cache = _make_cache(plan, sizes, left_bytes, shards)
-    end_ids = end_token_ids(model.generation_config, processor.tokenizer)
-    info = _model_info(
-        plan, checkpoint, sizes, processor.tokenizer, num_ids, end_ids, cache.shape.num_slots
-    )
+        shards.warm_up(resolved.shape.hidden_size, resolved.working_dtype)
+    left_bytes = left_for_slots(plan, resolved.needs(LEAST_CONTEXT))
+    context = plan.max_context_length or _fitting_context(resolved, left_bytes)
+    cache = _make_cache(resolved, context, left_bytes)
+    embedding = model.get_input_embeddings().weight
     flash = find_flash(cache, stack.groups)
-    fixed = make_fixed_runner(plan, stack, cache, model.get_input_embeddings().weight, flash)
+    info = ModelInfo(
+        name=plan.served_name or resolved.checkpoint.name,
+        family=resolved.checkpoint.model_type,
+        device=str(resolved.device),
+        dtype=str(resolved.dtype).removeprefix("torch."),
+        tokenizer_hash=tokenizer_hash(tokenizer),
+        tokenizer_json=tokenizer.backend_tokenizer.to_str().encode(),
+        num_token_ids=num_ids,
+        end_token_ids=end_token_ids(model.generation_config, tokenizer),
+        max_context_length=context,
+        num_slots=cache.shape.num_slots,
+        num_parameters=resolved.shape.num_parameters,
+        device_uuids=device_uuids(resolved.devices),
+        cache_tokens=cache.shape.capacity,
+    )
     return Pretrained(
-        model,
-        processor,
-        stack,
-        cache,
-        info,
-        flash,
-        make_product,
-        padded,
-        fixed,
-        sizes.frame_bytes,
-        sizes.feature_bytes,
+        model=model,
+        processor=resolved.processor,
+        shape=resolved.shape,
+        info=info,
+        stack=stack,
+        cache=cache,
+        make_linear=resolved.make_linear,
+        eager=EagerRunner(stack, cache, embedding, flash, padded=resolved.padded),
+        fixed=make_fixed_runner(plan, stack, cache, embedding, flash),
     )
 
 
-def import_transformers() -> Any:
-    """Returns transformers, imported without the warnings of packages that it imports."""
-    # Nothing is compiled by torch; a package that prepares it when it is imported takes seconds.
-    os.environ.setdefault("TORCHDYNAMO_DISABLE", "1")
-    ensure_torchvision()
-    for name in _NOISY:
-        logging.getLogger(name).setLevel(logging.ERROR)
-    return importlib.import_module("transformers")  # its own hints are partial
-
-
-def _read_configuration(transformers: Any, checkpoint: Checkpoint) -> tuple[Any, Any]:
-    """Reads configuration and processor; raises ModelLoadError."""
-    try:
-        config = transformers.AutoConfig.from_pretrained(checkpoint.folder)
-        return config, transformers.AutoProcessor.from_pretrained(checkpoint.folder)
-    except (OSError, ValueError, TypeError, KeyError, RuntimeError) as error:
-        raise ModelLoadError(
-            f"{checkpoint.name}: its configuration, tokenizer or processor cannot be read: {error}"
-        ) from error
-
-
-def _context_limit(name: str, text: Any, given: int | None) -> int:
-    """Returns the most tokens of a sequence that the checkpoint allows; raises ModelLoadError if
-    the context given is longer than its sliding window, or than what it was trained on if all
-    positions would then be rotated in another way."""
-    kinds = getattr(text, "layer_types", None)
-    has_windows = kinds is None or "sliding_attention" in kinds
-    window: int = (getattr(text, "sliding_window", None) or 0) if has_windows else 0
-    if given is not None and 0 < window < given:
-        raise ModelLoadError(
-            f"{name}: its layers attend over a sliding window of {window} tokens, which is not "
-            f"supported beyond it: set --max-context-length to at most {window}"
-        )
-    trained: int = text.max_position_embeddings
-    if given is not None and given > trained:
-        if text.rope_parameters.get("rope_type") == "dynamic":
-            raise ModelLoadError(
-                f"{name}: its rotary positions ('dynamic') change with the length of a sequence of "
-                f"more than {trained} tokens, which is not supported: set --max-context-length to "
-                f"at most {trained}"
-            )
-        _log.warning(
-            "%s was trained on %d tokens; the context of %d allows longer prompts, and answers to "
-            "them may be wrong",
-            name,
-            trained,
-            given,
-        )
-    return min(window or trained, trained)
-
-
-def _fitting_context(
-    plan: LoadPlan,
-    limit: int,
-    needs_of: Callable[[int], MemoryNeeds],
-    left_bytes: int,
-    shards: Shards | None,
-) -> int:
+def _fitting_context(resolved: Resolved, left_bytes: int) -> int:
     """Returns the context length that fits beside the loaded weights on every rank's device;
     raises ModelLoadError if none does."""
-    context = choose_context(
-        limit,
-        plan.num_slots,
-        lambda tokens, slots: fitting_slots(plan, needs_of(tokens), left_bytes) >= slots,
-    )
-    if shards is not None:
-        context = shards.least(context)
+    plan, limit = resolved.plan, resolved.context_limit
+
+    def fits(context: int, num_slots: int) -> bool:
+        return fitting_slots(plan, resolved.needs(context), left_bytes) >= num_slots
+
+    context = choose_context(limit, plan.num_slots, fits)
+    if resolved.shards is not None:
+        context = resolved.shards.least(context)
     least = min(limit, LEAST_CONTEXT)
     if context < least:
-        raise no_room(plan, needs_of(least))
+        raise no_room(plan, resolved.needs(least))
     _log.info(
         "context of %d tokens, of the %d that the checkpoint allows (--max-context-length)",
         context,
@@ -218,12 +138,15 @@ def _fitting_context(
     return context
 
 
-def _choose_products(sizes: ModelSizes) -> tuple[MakeLinear, Callable[[int], int]]:
-    """Returns what makes matrix products, and Pretrained.padded for these products."""
-    if sizes.working_dtype != sizes.needs.dtype:
-        return make_half_linear, int
-    packs = packs_weights(sizes.needs.device, sizes.needs.dtype)
-    return make_linear, padded_rows if packs else int
+def _make_cache(resolved: Resolved, context: int, left_bytes: int) -> KeyValueCache:
+    """Allocates as many slots as the plan names, or as fit on every rank's device."""
+    needs = resolved.needs(context)
+    num_fitting = fitting_slots(resolved.plan, needs, left_bytes)
+    if resolved.shards is not None:
+        num_fitting = resolved.shards.least(num_fitting)
+    num_slots = choose_slots(resolved.plan, needs, num_fitting)
+    shape = replace(resolved.slot_shape(context), num_slots=num_slots)
+    return KeyValueCache(shape, dtype=resolved.cache_dtype, device=resolved.device)
 
 
 def _make_stack(
@@ -240,7 +163,7 @@ def _make_stack(
 
 
 def _copy_from_files(model: Any, *, all_weights: bool) -> None:
-    """Copies weights: all, or all but those of the layers' products, which are packed.
+    """Copies weights: all, or all but the weights of the layers' products, which are packed.
 
     Weights may be views of the mapped weight files; a file stays in memory as long as one of its
     weights is in use.
@@ -256,43 +179,6 @@ def _copy_from_files(model: Any, *, all_weights: bool) -> None:
 def _is_tied(model: Any) -> bool:
     same: bool = model.lm_head.weight is model.get_input_embeddings().weight
     return same
-
-
-def _make_cache(
-    plan: LoadPlan, sizes: ModelSizes, left_bytes: int, shards: Shards | None
-) -> KeyValueCache:
-    """Allocates as many slots as the plan names, or as fit on every rank's device."""
-    num_fitting = fitting_slots(plan, sizes.needs, left_bytes)
-    if shards is not None:
-        num_fitting = shards.least(num_fitting)
-    shape = replace(sizes.cache, num_slots=choose_slots(plan, sizes.needs, num_fitting))
-    return KeyValueCache(shape, dtype=sizes.cache_dtype, device=sizes.needs.device)
-
-
-def _model_info(
-    plan: LoadPlan,
-    checkpoint: Checkpoint,
-    sizes: ModelSizes,
-    tokenizer: Any,
-    num_ids: int,
-    end_ids: tuple[int, ...],
-    num_slots: int,
-) -> ModelInfo:
-    return ModelInfo(
-        name=plan.served_name or checkpoint.name,
-        family=checkpoint.model_type,
-        device=str(sizes.needs.device),
-        dtype=str(sizes.needs.dtype).removeprefix("torch."),
-        tokenizer_hash=tokenizer_hash(tokenizer),
-        tokenizer_json=tokenizer.backend_tokenizer.to_str().encode(),
-        num_token_ids=num_ids,
-        end_token_ids=end_ids,
-        max_context_length=sizes.needs.context_length,
-        num_slots=num_slots,
-        num_parameters=sizes.num_parameters,
-        device_uuids=device_uuids(sizes.devices),
-        cache_tokens=sizes.cache.capacity,
-    )
 
 
 def tokenizer_hash(tokenizer: Any) -> bytes:

@@ -2,7 +2,7 @@
 
 Layers that stay quantised run through the quantiser's own modules, which transformers puts in the
 place of the linear layers. Where a form has no kernels, its weights are dequantised while they are
-read, and the layers are those of a plain checkpoint. ``find_quantization`` refuses what can run in
+read, and the layers are plain. ``find_quantization`` refuses what can run in
 neither way.
 """
 
@@ -19,66 +19,46 @@ from typing import Any
 import torch
 
 from hippo.catalog.shapes import (
-    WIDER_THAN_NESTED,
+    INT4_WITH_ZEROS,
     column_counts,
     find_experts,
-    has_packable_groups,
-    has_packable_integers,
-    has_packable_sizes,
+    packed_bits,
     quantization_settings,
-    wider_scales,
 )
 from hippo.errors import ModelLoadError
 from hippo.models.interface.checkpoint import Checkpoint
 from hippo.models.interface.plan import LoadPlan
 from hippo.models.loading.placement import dtype_of
 from hippo.models.quantized import awq
-from hippo.models.quantized.forms import Quantization
+from hippo.models.quantized.forms import Dequantised, Packed, WeightForm
 from hippo.models.quantized.packed import can_pack
 
 _log = logging.getLogger(__name__)
 
-_FP8_CAPABILITY = (8, 9)  # of GPUs that multiply FP8: Ada Lovelace, Hopper and later ones
+_FP8_CAPABILITY = (8, 9)  # GPUs from Ada Lovelace and Hopper on multiply FP8
 _HOPPER = 9  # major number of its capability
 
-Packs = Callable[[int, bool], bool]  # whether kernels multiply weights of so many bits, zero points
-"""Whether layers with weights of so many bits run by the kernels of
-hippo.models.quantized.packed."""
+# torchao rounds sums of int8 weights before it scales them; in common models they are beyond
+# float16's range then.
+_INT8_DTYPES = (torch.bfloat16, torch.float32)
 
-_MIXING = "a token's logits depend on the other tokens of a forward"
+_LOAD_PACKAGES = {"int8": ("torchao",), "nf4": ("bitsandbytes",)}
 
 
 def find_quantization(
     plan: LoadPlan, checkpoint: Checkpoint, device: torch.device
-) -> Quantization | None:
-    """Returns how the weights are quantised; None: not at all.
+) -> WeightForm | None:
+    """Returns the form of the quantised weights; None: they are plain.
 
-    Raises ModelLoadError for a form that the device or the installed packages cannot run, for
-    experts, for tensor parallelism, and for a quantised checkpoint that the plan would quantise
-    again.
+    Raises ModelLoadError for a form that the device or the installed packages cannot run, for a
+    form that lets a token's logits depend on other tokens, for experts, for tensor parallelism, and
+    for a quantised checkpoint that the plan would quantise again.
     """
     settings = quantization_settings(checkpoint.config)
-
-    def packs(bits: int, has_zeros: bool) -> bool:
-        dtype = dtype_of(plan, checkpoint, device)
-        return has_packable_sizes(checkpoint.config) and can_pack(device, bits, dtype, has_zeros)
-
     if find_experts(checkpoint.config.get("text_config") or {}) is not None:
         _refuse_with_experts(plan, checkpoint, settings)
     if settings is None:
-        if plan.quantization is None:
-            return None
-        _require_packages(checkpoint, plan.quantization, _LOAD_PACKAGES[plan.quantization])
-        is_int8 = plan.quantization == "int8"
-        is_packed = packs(8 if is_int8 else 4, False)
-        by_package = device.type == "cuda" and not is_packed
-        return Quantization(
-            name=plan.quantization,
-            overflows_half=is_int8 and by_package,
-            rounds_by_rows=not is_int8 and by_package,
-            is_packed=is_packed,
-            wider_scales=WIDER_THAN_NESTED if is_packed and not is_int8 else 0.0,
-        )
+        return None if plan.quantization is None else _at_load(plan, checkpoint, device)
     method = str(settings.get("quant_method", "")).lower()
     if method not in _METHODS:
         raise ModelLoadError(
@@ -94,32 +74,44 @@ def find_quantization(
             f"{checkpoint.name} is quantised ({method}), and quantised layers run on one device: "
             "leave --tensor-parallel out, or use a checkpoint that is not quantised"
         )
-    found = _METHODS[method](checkpoint, dict(settings), device, packs)
-    if found.mixes_rows and plan.exact_rows is not None:
-        raise ModelLoadError(
-            f"{checkpoint.name}: with {found.name} {_MIXING}: leave --deterministic out, or use "
-            "another form of the model"
-        )
-    return found
+    return _METHODS[method](
+        checkpoint, dict(settings), device, _packed_bits(plan, checkpoint, device)
+    )
 
 
-def warn_of_mixing(
-    plan: LoadPlan, checkpoint: Checkpoint, quantization: Quantization | None, dtype: torch.dtype
+def _packed_bits(plan: LoadPlan, checkpoint: Checkpoint, device: torch.device) -> float | None:
+    """Returns packed_bits if the device has the kernels; else None."""
+    bits = packed_bits(checkpoint.config, plan.quantization)
+    dtype = dtype_of(plan, checkpoint, device)
+    has_kernels = bits is not None and can_pack(device, int(bits), dtype, bits == INT4_WITH_ZEROS)
+    return bits if has_kernels else None
+
+
+def _at_load(plan: LoadPlan, checkpoint: Checkpoint, device: torch.device) -> WeightForm:
+    name = plan.quantization
+    assert name is not None
+    _require_packages(checkpoint, name, _LOAD_PACKAGES[name])
+    if (bits := _packed_bits(plan, checkpoint, device)) is not None:
+        return Packed(name=name, bits=bits)
+    is_gpu = device.type == "cuda"
+    if name == "int8":
+        return WeightForm(name=name, dtypes=_INT8_DTYPES if is_gpu else ())
+    return WeightForm(name=name, rounds_by_rows=is_gpu)
+
+
+def warn_of_rounding(
+    plan: LoadPlan, checkpoint: Checkpoint, form: WeightForm | None, dtype: torch.dtype
 ) -> None:
-    """Logs a warning if the form of quantisation lets the number of rows, or the other rows of a
-    forward, change logits by more than the rounding of plain weights."""
-    if quantization is None:
+    """Logs a warning if the number of rows of a forward changes logits by more than the rounding of
+    plain weights."""
+    if form is None or not form.rounds_by_rows:
         return
-    differs = "so that answers may differ from those of the target alone"
-    if quantization.mixes_rows:
-        _log.warning("%s: with %s %s, %s", checkpoint.name, quantization.name, _MIXING, differs)
-    elif quantization.rounds_by_rows and dtype.itemsize == 2 and plan.exact_rows is None:
+    if dtype.itemsize == 2 and plan.exact_rows is None:
         _log.warning(
-            "%s: the kernels of %s round more for a few rows than for many, %s; --deterministic "
-            "avoids it",
+            "%s: the kernels of %s round more for a few rows than for many, so that answers may "
+            "differ from the target's own; --deterministic avoids it",
             checkpoint.name,
-            quantization.name,
-            differs,
+            form.name,
         )
 
 
@@ -160,53 +152,56 @@ def _require_packages(checkpoint: Checkpoint, method: str, packages: Iterable[st
         )
 
 
-def _bitsandbytes(
-    checkpoint: Checkpoint, settings: dict[str, Any], device: torch.device, packs: Packs
-) -> Quantization:
-    _require_packages(checkpoint, "bitsandbytes", ("bitsandbytes",))
-    if settings.get("load_in_8bit"):
-        has_outliers = float(settings.get("llm_int8_threshold", 6.0)) > 0
-        return Quantization(name="LLM.int8()", settings=settings, mixes_rows=has_outliers)
-    is_packed = packs(4, False)
-    return Quantization(
-        name=f"bitsandbytes {settings.get('bnb_4bit_quant_type', 'fp4')}",
-        settings=settings,
-        rounds_by_rows=device.type == "cuda" and not is_packed,
-        is_packed=is_packed,
-        wider_scales=wider_scales(checkpoint.config) if is_packed else 0.0,
+def _refuse_mixing(checkpoint: Checkpoint, form: str) -> None:
+    raise ModelLoadError(
+        f"{checkpoint.name}: with {form} a token's logits depend on the other tokens of a forward, "
+        "so that answers would differ from the target's own: use another form of the model"
     )
 
 
+def _bitsandbytes(
+    checkpoint: Checkpoint, settings: dict[str, Any], device: torch.device, bits: float | None
+) -> WeightForm:
+    if settings.get("load_in_8bit") and float(settings.get("llm_int8_threshold", 6.0)) > 0:
+        _refuse_mixing(checkpoint, "LLM.int8()")
+    _require_packages(checkpoint, "bitsandbytes", ("bitsandbytes",))
+    if settings.get("load_in_8bit"):
+        return WeightForm(name="LLM.int8() without outliers", settings=settings)
+    name = f"bitsandbytes {settings.get('bnb_4bit_quant_type', 'fp4')}"
+    if bits is not None:
+        return Packed(name=name, settings=settings, bits=bits)
+    return WeightForm(name=name, settings=settings, rounds_by_rows=device.type == "cuda")
+
+
 def _awq(
-    checkpoint: Checkpoint, settings: dict[str, Any], device: torch.device, packs: Packs
-) -> Quantization:
+    checkpoint: Checkpoint, settings: dict[str, Any], device: torch.device, bits: float | None
+) -> WeightForm:
     widths = column_counts(checkpoint.config)
     if (problem := awq.problem_of(settings, widths)) is not None:
         raise ModelLoadError(f"{checkpoint.name}: {problem}: use another form of the model")
     settings |= {"quant_method": awq.QUANT_METHOD}
-    if not has_packable_groups(settings.get("group_size", 128)) or not packs(4, True):
-        return Quantization(name="awq", settings=settings, is_kept=False)
-    wider = wider_scales(checkpoint.config)
-    return Quantization(name="awq", settings=settings, is_packed=True, wider_scales=wider)
+    if bits is None:
+        return Dequantised(name="awq", settings=settings)
+    return Packed(name="awq", settings=settings, bits=bits)
 
 
 def _gptq(
-    checkpoint: Checkpoint, settings: dict[str, Any], device: torch.device, packs: Packs
-) -> Quantization:
+    checkpoint: Checkpoint, settings: dict[str, Any], device: torch.device, bits: float | None
+) -> WeightForm:
     if device.type != "cuda":
         raise ModelLoadError(
             f"{checkpoint.name} is quantised by gptq, whose kernels need a GPU: use --device "
             "cuda, or an AWQ, bitsandbytes or plain form of the model"
         )
     _require_packages(checkpoint, "gptq", ("gptqmodel", "optimum"))
-    return Quantization(name="gptq", settings=settings)
+    return WeightForm(name="gptq", settings=settings)
 
 
 def _fine_grained_fp8(
-    checkpoint: Checkpoint, settings: dict[str, Any], device: torch.device, packs: Packs
-) -> Quantization:
+    checkpoint: Checkpoint, settings: dict[str, Any], device: torch.device, bits: float | None
+) -> WeightForm:
     if not _multiplies_fp8(device):
-        return Quantization(name="fp8", settings=settings | {"dequantize": True}, is_kept=False)
+        return Dequantised(name="fp8", settings=settings | {"dequantize": True})
     _require_packages(checkpoint, "fp8", ("kernels",))
     # transformers would rather fetch DeepGEMM and compile it, at the first forward.
     os.environ.setdefault("TRANSFORMERS_DISABLE_DEEPGEMM_LINEAR", "1")
@@ -219,12 +214,12 @@ def _fine_grained_fp8(
             f"{checkpoint.name}: its FP8 kernels cannot be loaded from the hub (kernels-community/"
             f"finegrained-fp8): {error}"
         ) from error
-    return Quantization(name="fp8", settings=settings)
+    return WeightForm(name="fp8", settings=settings)
 
 
 def _compressed_tensors(
-    checkpoint: Checkpoint, settings: dict[str, Any], device: torch.device, packs: Packs
-) -> Quantization:
+    checkpoint: Checkpoint, settings: dict[str, Any], device: torch.device, bits: float | None
+) -> WeightForm:
     _require_packages(checkpoint, "compressed-tensors", ("compressed_tensors",))
     groups = list((settings.get("config_groups") or {}).values())
     sparsity = (settings.get("sparsity_config") or {}).get("format", "dense")
@@ -240,34 +235,32 @@ def _compressed_tensors(
     if _multiplies_fp8(device) and (weights.get("type"), weights.get("num_bits")) == ("float", 8):
         # torch multiplies FP8 with a scale for each row into other dtypes on Hopper alone.
         is_hopper = torch.cuda.get_device_capability(device)[0] == _HOPPER
-        return Quantization(
+        return WeightForm(
             name=name,
             settings=settings | {"use_optimized_inference": True},
-            only_dtype=None if is_hopper else "bfloat16",
+            dtypes=() if is_hopper else (torch.bfloat16,),
         )
-    if has_packable_integers(checkpoint.config) and packs(weights["num_bits"], False):
-        wider = wider_scales(checkpoint.config)
-        return Quantization(name=name, settings=settings, is_packed=True, wider_scales=wider)
-    return Quantization(name=name, settings=settings | {"dequantize": True}, is_kept=False)
+    if bits is not None:
+        return Packed(name=name, settings=settings, bits=bits)
+    return Dequantised(name=name, settings=settings | {"dequantize": True})
 
 
 def _torchao(
-    checkpoint: Checkpoint, settings: dict[str, Any], device: torch.device, packs: Packs
-) -> Quantization:
-    _require_packages(checkpoint, "torchao", ("torchao",))
+    checkpoint: Checkpoint, settings: dict[str, Any], device: torch.device, bits: float | None
+) -> WeightForm:
     form = json.dumps(settings.get("quant_type"))
-    scales_whole_batch = "DynamicActivation" in form and "PerTensor" in form
-    return Quantization(
-        name="torchao",
-        settings=settings,
-        mixes_rows=scales_whole_batch,
-        overflows_half="Int8WeightOnly" in form and device.type == "cuda",
-    )
+    if "DynamicActivation" in form and "PerTensor" in form:
+        _refuse_mixing(
+            checkpoint, "one scale for the activations of all rows (torchao's PerTensor)"
+        )
+    _require_packages(checkpoint, "torchao", ("torchao",))
+    overflows = "Int8WeightOnly" in form and device.type == "cuda"
+    return WeightForm(name="torchao", settings=settings, dtypes=_INT8_DTYPES if overflows else ())
 
 
-_Method = Callable[[Checkpoint, dict[str, Any], torch.device, Packs], Quantization]
-
-_METHODS: dict[str, _Method] = {
+_METHODS: dict[
+    str, Callable[[Checkpoint, dict[str, Any], torch.device, float | None], WeightForm]
+] = {
     "awq": _awq,
     "bitsandbytes": _bitsandbytes,
     "compressed-tensors": _compressed_tensors,
@@ -281,6 +274,3 @@ def _multiplies_fp8(device: torch.device) -> bool:
     if device.type != "cuda":
         return False
     return torch.cuda.get_device_capability(device) >= _FP8_CAPABILITY
-
-
-_LOAD_PACKAGES = {"int8": ("torchao",), "nf4": ("bitsandbytes",)}

@@ -13,7 +13,7 @@ from safetensors import SafetensorError
 
 from hippo.errors import ModelLoadError
 from hippo.models.interface.checkpoint import Checkpoint
-from hippo.models.quantized.forms import Quantization
+from hippo.models.quantized.forms import WeightForm
 
 if TYPE_CHECKING:
     from hippo.models.products.shards import Shards
@@ -33,7 +33,7 @@ def read_weights(
     dtype: torch.dtype,
     *,
     device: torch.device,
-    quantization: Quantization | None,
+    form: WeightForm | None,
     shards: Shards | None,
     report: Report,
 ) -> Any:
@@ -45,9 +45,9 @@ def read_weights(
     options: dict[str, Any] = {"device_map": {"": device}}
     if shards is not None:
         options = shards.loading_options()
-    elif quantization is not None:
-        options |= quantization.loading_options(model_class, config, dtype)
-    is_one_by_one = quantization is not None and not quantization.is_kept
+    elif form is not None:
+        options |= form.loading_options(model_class, config, dtype)
+    is_one_by_one = form is not None and not form.is_kept
     try:
         one_by_one = _sequential() if is_one_by_one else contextlib.nullcontext()
         with reported(report), _separate_weights(), one_by_one:
@@ -61,12 +61,10 @@ def read_weights(
     except (OSError, ImportError, ValueError, RuntimeError, SafetensorError) as error:
         reason = str(error).strip().partition("\n")[0]
         raise ModelLoadError(f"{checkpoint.name}: its weights cannot be read: {reason}") from error
-    # Symmetric integers have zero points of 0, which some checkpoints store.
-    is_packed = quantization is not None and quantization.is_packed
-    unused = (*_UNUSED_SUFFIXES, ".weight_zero_point") if is_packed else _UNUSED_SUFFIXES
-    _check_complete(checkpoint.name, problems, unused)
-    if quantization is not None:
-        quantization.prepare_modules(model, dtype)
+    own_unused = () if form is None else form.unused_suffixes
+    _check_complete(checkpoint.name, problems, (*_UNUSED_SUFFIXES, *own_unused))
+    if form is not None:
+        form.prepare_modules(model, dtype)
     return model if shards is None else model.to(device)
 
 

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch.nn.functional import rms_norm
 
-_LEAST_SCALE = torch.finfo(torch.float32).tiny  # of a row of zeros
+_LEAST_SCALE = torch.finfo(torch.float32).tiny  # a row of zeros has it
 
 Norm = Callable[[torch.Tensor], torch.Tensor]
 """Normalises ``[rows, hidden_size]``."""

@@ -35,7 +35,7 @@ _ALIGNED_ROWS = 64  # NVIDIA, Matrix Multiplication Background: 128 bytes of 16-
 
 _EXACT_ROWS = 33  # one settled token and 32 draft tokens
 
-# Of a weight and rows to try a product with. MKL's kernels for AVX2 sum long rows in parts, which
+# A weight and rows to try a product with. MKL's kernels for AVX2 sum long rows in parts, which
 # depend on the number of rows.
 _TRIED_SHAPE, _TRIED_ROWS = (200, 1024), 9
 
@@ -116,9 +116,7 @@ def packing(dtype: torch.dtype) -> MakeLinear | None:
 
 def _has_bfloat16() -> bool:
     """Whether the processor has arithmetic for bfloat16: avx512_bf16 or amx_bf16 on x86, and names
-    with the same end on ARM. Without a word from torch, an older one, oneDNN alone decides."""
-    if not hasattr(torch.cpu, "get_capabilities"):
-        return True
+    with the same end on ARM."""
     capabilities = torch.cpu.get_capabilities()
     return any(has for name, has in capabilities.items() if name.endswith("bf16"))
 
@@ -165,7 +163,7 @@ def _multiply_narrow(
     return wide.to(x.dtype)
 
 
-# The operators of MKL and oneDNN are those of torch.compile's CPU backend.
+# torch.compile's CPU backend uses the same operators of MKL and oneDNN.
 
 
 def _make_by_mkl(weight: torch.Tensor, bias: torch.Tensor | None = None) -> Linear:

@@ -2,8 +2,8 @@
 
 The plan splits each layer's heads and the width of its MLP: query, key, value, gate and up
 projections by their outputs, output and down projections by their inputs. The partial results of
-the latter are summed over ranks. Every rank has the whole embedding and norms, and computes the
-logits of its share of the token ids.
+output and down projections are summed over ranks. Every rank has the whole embedding and norms, and
+computes the logits of its share of the token ids.
 
     rank 0   q k v (heads 0 .. n/2)    o  --+            gate up (first half)    down  --+
     rank 1   q k v (heads n/2 .. n)    o  --+-- sum      gate up (second half)   down  --+-- sum

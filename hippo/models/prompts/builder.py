@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
+import importlib
 import json
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import fields
 from typing import Any
 
 import torch
 
 from hippo.errors import MediaError
-from hippo.media.resizing import FrameLimits
+from hippo.media.limits import DecodeLimits
+from hippo.media.resizing import FrameLimits, fit_image, fit_size
+from hippo.media.sampling import resolve_plan
 from hippo.models.interface.base import NO_INDICES, DecodedMedia, Prompt, VisualItem
 from hippo.models.interface.content import visual_digest
 from hippo.models.prompts.control_tokens import ControlTokens
@@ -32,7 +35,6 @@ from hippo.models.prompts.messages import (
     render,
 )
 from hippo.models.prompts.question import question_indices
-from hippo.models.prompts.resizing import resized
 from hippo.types import ChatMessage, FramePlan, MediaKind, MediaUse
 
 
@@ -112,8 +114,8 @@ class PromptBuilder(ABC):
         (layout,) = self.lay_out([resized(clip, FramePlan(), self.frame_limits)])
         limits = {
             field.name: getattr(self.frame_limits, field.name)
-            for field in fields(self.frame_limits)
-            # The first two decide no ids of a video, the last only those of anamorphic ones.
+            for field in dataclasses.fields(self.frame_limits)
+            # The first two decide no ids of a video, the last only ids of anamorphic videos.
             if field.name not in ("image_pixels", "resample", "as_shown")
         }
         described = json.dumps([limits, layout.pieces, layout.visual_grid])
@@ -131,9 +133,9 @@ class PromptBuilder(ABC):
         places: Sequence[torch.Tensor],
         media: Sequence[DecodedMedia],
     ) -> torch.Tensor:
-        """Returns Prompt.positions; ``places`` are those of each layout's visual tokens, and the
-        items of a kind have the same order in ``layouts`` and ``media``. By default a token's only
-        position is its index."""
+        """Returns Prompt.positions; ``places`` are the places of each layout's visual tokens, and
+        the items of a kind have the same order in ``layouts`` and ``media``. By default a token's
+        only position is its index."""
         return torch.arange(input_ids.shape[0])[None]
 
 
@@ -161,12 +163,14 @@ def _media_use(
     items: Sequence[VisualItem],
     grids: Sequence[VisualGrid],
 ) -> tuple[MediaUse, ...]:
-    """Describes the items of a request; ``ordered`` are those of the prompt, in its order."""
+    """Describes the items of a request; ``ordered`` are the prompt's items, in its order."""
     shown = sorted(ordered, key=lambda item: item.kind is MediaKind.IMAGE)  # as Prompt.items
     num_tokens = {
         id(item): int(visual.places.shape[0]) for item, visual in zip(shown, items, strict=True)
     }
-    grid_of = {id(item): grid for item, grid in zip(shown, grids, strict=False)}  # of the videos
+    grid_of = {
+        id(item): grid for item, grid in zip(shown, grids, strict=False)
+    }  # videos come first
     return tuple(
         MediaUse(
             item.kind,
@@ -181,3 +185,30 @@ def _media_use(
         for item in media
         for num_frames, height, width, _ in (item.frames.shape,)
     )
+
+
+def resized(item: DecodedMedia, plan: FramePlan, limits: FrameLimits) -> DecodedMedia:
+    """Returns the item with its frames in the size that the model takes, to the last bit as
+    transformers' processors resize them. The media decoder has resized most frames already, but
+    not a warm-up's or a test's.
+
+    Raises InvalidRequestError for a plan out of range, and MediaError for too narrow a frame.
+    """
+    if item.is_resized:
+        return item
+    resolved = resolve_plan(plan, DecodeLimits(), limits, item.kind)
+    num_frames, height, width, _ = item.frames.shape
+    if item.kind is MediaKind.IMAGE:
+        size = fit_image(height, width, resolved, limits)
+    else:
+        size = fit_size(num_frames, height, width, resolved, limits)
+    frames = item.frames
+    if size != (height, width):
+        functional: Any = importlib.import_module("torchvision.transforms.v2.functional")
+        utils: Any = importlib.import_module("transformers.image_utils")
+        interpolation = utils.pil_torch_interpolation_mapping[limits.resample]
+        channels_first = functional.resize(
+            frames.permute(0, 3, 1, 2), list(size), interpolation=interpolation, antialias=True
+        )
+        frames = channels_first.permute(0, 2, 3, 1)
+    return dataclasses.replace(item, frames=frames, is_resized=True)

@@ -39,7 +39,7 @@ class Layout:
     """What one video or image becomes in a prompt, and what the vision tower takes of it.
 
     ``pieces`` are literal texts and numbers of consecutive visual tokens. ``grid`` is
-    VisualItem.grid; ``visual_grid`` is that of a video's prunable tokens. The last
+    VisualItem.grid; ``visual_grid`` is the grid of a video's prunable tokens. The last
     ``num_separators`` visual tokens belong to no grid and are never pruned.
     """
 
@@ -61,7 +61,7 @@ class LaidOutText:
     """A tokenized prompt with its media."""
 
     input_ids: torch.Tensor  # int64 [length]
-    places: Sequence[torch.Tensor]  # of each layout's visual tokens in ``input_ids``, int64
+    places: Sequence[torch.Tensor]  # int64: each layout's visual tokens in ``input_ids``
     _counts: torch.Tensor  # int64: how often each encoded token is repeated
     _offsets: Sequence[tuple[int, int]]  # characters of each encoded token in the expanded text
     _is_run: Sequence[bool]

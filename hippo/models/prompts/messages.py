@@ -104,7 +104,7 @@ def refuse_placeholders(messages: Sequence[ChatMessage], marks: Iterable[MediaMa
         )
 
 
-# The two ways out for a client and an operator; the names are those of a request's fields.
+# The two ways out for a client and an operator; the names are a request's fields.
 REMEDY = (
     "ask for fewer frames (num_frames, max_frames or a lower fps) or smaller ones (max_pixels), "
     "shorten the text, or start the services with a larger --max-context-length"

@@ -1,4 +1,6 @@
-"""The forms of quantised weights in memory, and how transformers reads them."""
+"""The forms of quantised weights in memory, and how transformers reads them. Layers run by the
+package that quantised them (``WeightForm``), by hippo's kernels (``Packed``), or as plain layers
+(``Dequantised``)."""
 
 from __future__ import annotations
 
@@ -7,7 +9,7 @@ import logging
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 
@@ -17,7 +19,7 @@ from hippo.models.products.linear import is_quantized
 from hippo.models.quantized import awq
 from hippo.models.quantized.quantised_rows import decompress, has_no_product
 
-_LAYERS = "model.language_model.layers."  # of the text model
+_LAYERS = "model.language_model.layers."  # the text model's
 
 # Matches the name of every other module: the vision tower, the projector and the head are never
 # quantised at load.
@@ -31,48 +33,36 @@ _SKIP_LISTS = ("modules_to_not_convert", "llm_int8_skip_modules", "ignore")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Quantization:
-    """The form of quantised weights in memory.
+class WeightForm:
+    """Weights whose layers run by the package that quantised them.
 
     ``settings`` are the checkpoint's ``quantization_config`` for transformers; None: a plain
-    checkpoint is quantised at load. ``is_kept`` is False if weights are dequantised at load.
-    ``mixes_rows``: a row's result depends on the rows beside it beyond rounding. ``only_dtype`` is
-    the dtype of rows that the kernels need. ``overflows_half``: sums are scaled after they are
-    rounded, and before that they are beyond float16's range in common models. ``rounds_by_rows``:
-    in 16 bits the kernels for a few rows round more than those for many. ``is_packed``: the layers
-    run by the kernels of ``packed``, whose scales take ``wider_scales`` bytes more for 64
-    weights than those of the form.
+    checkpoint is quantised at load. ``dtypes`` are the dtypes in which the products do not
+    overflow or fail, the preferred one first (none: any dtype). ``rounds_by_rows``: in 16 bits the
+    kernels for a few rows round more than the kernels for many.
     """
 
     name: str
     settings: dict[str, Any] | None = None
-    is_kept: bool = True
-    mixes_rows: bool = False
-    only_dtype: str | None = None
-    overflows_half: bool = False
+    dtypes: tuple[torch.dtype, ...] = ()
     rounds_by_rows: bool = False
-    is_packed: bool = False
-    wider_scales: float = 0.0
 
-    @property
-    def form(self) -> str:
-        """What to say of the weights after their dtype, for MemoryNeeds.form."""
-        return f" and {self.name}" if self.is_kept else f", dequantised from {self.name}"
+    is_kept: ClassVar[bool] = True  # whether weights stay quantised in memory
+    unused_suffixes: ClassVar[tuple[str, ...]] = ()  # names of stored weights that no module takes
 
-    def weight_bytes(self, checkpoint: Checkpoint, shape: ModelShape, bytes_each: int) -> int:
-        """Returns the bytes of all weights; ``bytes_each`` is the item size of plain weights."""
-        if not self.is_kept:
-            return shape.num_parameters * bytes_each
-        wider = int(shape.num_shared_parameters / 64 * self.wider_scales)
+    def layer_bits(
+        self, checkpoint: Checkpoint, shape: ModelShape, bytes_each: int
+    ) -> float | None:
+        """Returns ModelShape.layer_bits; ``bytes_each`` is the item size of plain weights."""
         if self.settings is None:
-            others = shape.num_parameters - shape.num_shared_parameters
-            bits = _BITS[self.name]
-            return int(shape.num_shared_parameters * bits / 8) + wider + others * bytes_each
-        return checkpoint.num_floats * bytes_each + checkpoint.num_packed_bytes + wider
+            return _BITS[self.name]
+        others = shape.num_parameters - shape.num_shared_parameters
+        floats = checkpoint.num_floats - others  # scales
+        return 8 * (checkpoint.num_packed_bytes + floats * bytes_each) / shape.num_shared_parameters
 
     def loading_options(self, model_class: Any, config: Any, dtype: torch.dtype) -> dict[str, Any]:
         """Returns the arguments of ``model_class.from_pretrained``; ``config`` is its
-        configuration, whose ``quantization_config`` is replaced, and ``dtype`` that of rows."""
+        configuration, whose ``quantization_config`` is replaced, and rows have ``dtype``."""
         if self.settings is None:
             make_config = {"int8": _int8_config, "nf4": _nf4_config}[self.name]
             return {"quantization_config": make_config(dtype)}
@@ -87,7 +77,7 @@ class Quantization:
         logging.getLogger("bitsandbytes.autograd._functions").setLevel(logging.ERROR)
         for name, module in model.named_modules():
             if has_no_product(module):
-                if not self.is_packed or not name.startswith(_LAYERS):
+                if not self._packs(name):
                     decompress([module], dtype)
                 continue  # the kernels take scales as they are stored
             # transformers leaves plain weights beside quantised ones in their stored dtype.
@@ -102,6 +92,37 @@ class Quantization:
             # a weight's width is not a multiple of its block size.
             if hasattr(module, "support_avx512bf16_for_cpu"):
                 module.support_avx512bf16_for_cpu = False
+
+    def _packs(self, module: str) -> bool:
+        """Whether hippo's kernels run the module of this name."""
+        return False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Packed(WeightForm):
+    """Weights whose layers run by hippo.models.quantized.packed, in ``bits`` a weight."""
+
+    bits: float
+
+    # Symmetric integers have zero points of 0, which some checkpoints store.
+    unused_suffixes: ClassVar[tuple[str, ...]] = (".weight_zero_point",)
+
+    def layer_bits(self, checkpoint: Checkpoint, shape: ModelShape, bytes_each: int) -> float:
+        """See WeightForm.layer_bits."""
+        return self.bits
+
+    def _packs(self, module: str) -> bool:
+        return module.startswith(_LAYERS)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Dequantised(WeightForm):
+    """Weights that are dequantised while they are read; the layers are plain."""
+
+    is_kept: ClassVar[bool] = False
+
+    def layer_bits(self, checkpoint: Checkpoint, shape: ModelShape, bytes_each: int) -> None:
+        """See WeightForm.layer_bits."""
 
 
 def _int8_config(_dtype: torch.dtype) -> Any:

@@ -7,7 +7,7 @@ unpacks weights in registers, right before tensor cores multiply them, and takes
 8 rows as for one, and up to 1.7 times as long for 32. A row's result does not depend, to the last
 bit, on the number of rows, up to six times 32.
 
-The quantised numbers stay those of the quantiser; only their order in memory changes. Products of
+The quantised numbers stay the quantiser's; only their order in memory changes. Products of
 more rows, as in prefills, unpack the weight and use torch's product.
 """
 
@@ -38,15 +38,15 @@ from hippo.models.quantized.quantised_rows import (
 
 _log = logging.getLogger(__name__)
 
-_MOST_ROWS = 32  # of a call of the kernel
+_MOST_ROWS = 32  # that the kernel takes in a call
 # On an H100 a call takes 181 µs for gate and up of a 72B in nf4, and the product of 512 rows with
 # the unpacked weight takes 1,110 µs, as six calls (docs/gpu.md).
 _FEW_ROWS = 6 * _MOST_ROWS
 _WARPS = 8
-_ROWS_EACH = 32  # of a weight, for one block of threads; 64 where there are enough blocks
+_ROWS_EACH = 32  # rows of a weight for one block of threads; 64 if there are enough blocks
 SHAPES = ((1, 2), (1, 4), (2, 2), (2, 4), (4, 2))  # numbers of 8 rows, and of tile rows
-_TRIED_SHAPE = 64, 640  # of a weight to try the kernels: of ten tiles two warps have two each
-_LARGEST_DIFFERENCE = 0.01  # of 16 bits' rounding it is less, of a wrong place or factor more
+_TRIED_SHAPE = 64, 640  # a weight to try the kernels: two warps have two of ten tiles each
+_LARGEST_DIFFERENCE = 0.01  # rounding to 16 bits makes less, a wrong place or factor more
 _LEAST_CAPABILITY = (8, 0)  # tensor cores that multiply bfloat16 by mma.m16n8k16
 
 
@@ -67,8 +67,8 @@ def pack(codes: torch.Tensor, bits: int) -> torch.Tensor:
 
 
 def pack_scales(scales: torch.Tensor) -> torch.Tensor:
-    """Returns scales or zeros ``[out, groups]`` as ``[tile rows, groups, 8, 2]``: those of rows
-    ``g`` and ``g + 8`` side by side."""
+    """Returns scales or zeros ``[out, groups]`` as ``[tile rows, groups, 8, 2]``: the scales of
+    rows ``g`` and ``g + 8`` side by side."""
     height, num_groups = scales.shape
     view = scales.view(height // TILE_ROWS, 2, 8, num_groups)
     return view.permute(0, 3, 2, 1).contiguous()
@@ -77,7 +77,7 @@ def pack_scales(scales: torch.Tensor) -> torch.Tensor:
 def make_packed(
     modules: Sequence[Any],
     dtype: torch.dtype,
-    reorders: Sequence[Callable[[torch.Tensor], torch.Tensor] | None] = (),
+    reorders: Sequence[Callable[[torch.Tensor], torch.Tensor]] = (),
 ) -> Linear | None:
     """Makes one product of a quantiser's modules, whose results are joined, for rows of ``dtype``.
 
@@ -97,8 +97,7 @@ def make_packed(
     if kernels is None:
         return None
     for index, reorder in enumerate(reorders):
-        if reorder is not None:
-            parts[index] = parts[index].reordered(reorder)
+        parts[index] = parts[index].reordered(reorder)
     product = PackedLinear(parts, dtype, kernels)
     for module in modules:
         for name, _ in list(module.named_parameters(recurse=False)):
@@ -146,7 +145,6 @@ def has_kernels(device: torch.device) -> bool:
     return (
         device.type == "cuda"
         and torch.version.cuda is not None
-        and hasattr(torch.cuda, "_compile_kernel")
         and torch.cuda.get_device_capability(device) >= _LEAST_CAPABILITY
     )
 

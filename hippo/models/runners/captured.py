@@ -102,14 +102,14 @@ class CapturedForward:
         embedding: torch.Tensor,
         *,
         rotary: torch.Tensor,
-        logits: torch.Tensor | None = None,
+        logits: torch.Tensor,
     ) -> None:
         count, each, device = shape.num_sequences, shape.rows_each, cache.device
         self._shape = shape
         self._stack = stack
         self._cache = cache
         self._embedding = embedding
-        self._logits = None if logits is None else logits[: shape.num_rows]
+        self._logits = logits[: shape.num_rows]
         self._fed = torch.zeros(2, shape.num_rows, dtype=torch.int64, device=device)  # ids, places
         self._ranges = torch.zeros(2 * count + 1, dtype=torch.int32, device=device)
         self._rotary = rotary.new_zeros(shape.num_rows, *rotary.shape[1:])
@@ -158,8 +158,7 @@ class CapturedForward:
         """Computes logits, float32 ``[num_rows, num_token_ids]``."""
         hidden = torch.embedding(self._embedding, self._fed[0])
         hidden = self._stack.run(hidden, self._rotary, self._step, 0, self._stack.num_layers)
-        logits = self._stack.logits(hidden)
-        return logits if self._logits is None else self._logits.copy_(logits)
+        return self._logits.copy_(self._stack.logits(hidden))
 
 
 class CapturedRunner:
@@ -187,7 +186,8 @@ class CapturedRunner:
         self._capture: Capture | None = capture
         self._exact_rows = exact_rows
         self._steps: dict[CapturedShape, tuple[CapturedForward, Replay]] = {}
-        self._logits: torch.Tensor | None = None  # allocated with the first shape
+        sizes = (max(MOST_ROWS, exact_rows or 1), stack.num_token_ids)
+        self._logits = torch.empty(sizes, dtype=torch.float32, device=cache.device)
 
     def covers(self, sequences: Sequence[PlacedRows]) -> bool:
         """See FixedRunner.covers."""
@@ -275,17 +275,15 @@ class CapturedRunner:
         self, shape: CapturedShape, sequences: Sequence[PlacedRows]
     ) -> tuple[CapturedForward, Replay]:
         """Makes the shape's buffers, and captures its graph if graphs are on."""
-        step = self._new_step(shape, sequences[0].rotary)
+        rotary = sequences[0].rotary
+        step = CapturedForward(
+            shape, self._stack, self._cache, self._embedding, rotary=rotary, logits=self._logits
+        )
         if self._capture is None:
             return step, step.run
         step.fill_buffers(sequences)
         try:
             expected = step.run().clone()
-            if self._logits is None:
-                most_rows = max(MOST_ROWS, self._exact_rows or 1)
-                self._logits = expected.new_empty(most_rows, expected.shape[1])
-                step = self._new_step(shape, sequences[0].rotary)
-                step.fill_buffers(sequences)
             replay = self._capture(step.run)
         except RuntimeError as error:
             self._give_up(shape, f"it cannot be captured: {error}")
@@ -310,11 +308,6 @@ class CapturedRunner:
         _log.warning("CUDA graphs are off from here on: %s: %s", shape, reason)
         self._capture = None
         self._steps.clear()
-
-    def _new_step(self, shape: CapturedShape, rotary: torch.Tensor) -> CapturedForward:
-        return CapturedForward(
-            shape, self._stack, self._cache, self._embedding, rotary=rotary, logits=self._logits
-        )
 
 
 def make_fixed_runner(

@@ -1,7 +1,7 @@
 """Decoder layers of Qwen2 and Qwen3 with fewer, larger operations than transformers' modules.
 
 One product computes query, key and value, another computes gate and up, and the rotary embedding is
-a complex multiplication in place. Results equal those of transformers up to rounding. The weights
+a complex multiplication in place. Results equal transformers' up to rounding. The weights
 come from the loaded modules, which say what a layer has: its head size, norms of queries and keys,
 biases, an MLP or experts. Modules that a quantiser made are fused where
 hippo.models.quantized.packed has kernels for them; elsewhere each is called as it is.
@@ -63,7 +63,7 @@ class DecoderStack:
             self._head: Linear = head
             if is_plain(head):
                 self._head = make_head(head.weight[: aligned_rows(num_token_ids)])
-        self._num_token_ids = num_token_ids
+        self.num_token_ids = num_token_ids
 
     @property
     def num_layers(self) -> int:
@@ -96,7 +96,7 @@ class DecoderStack:
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """Applies final norm and head: float32 ``[rows, num_token_ids]``."""
-        return self._head(self._norm(hidden))[:, : self._num_token_ids].float()
+        return self._head(self._norm(hidden))[:, : self.num_token_ids].float()
 
 
 class _FusedLayer:
@@ -121,7 +121,8 @@ class _FusedLayer:
         self._post_norm = make_norm(layer.post_attention_layernorm)
         projections = (attention.q_proj, attention.k_proj, attention.v_proj)
         dtype = layer.input_layernorm.weight.dtype
-        self._qkv = _make_qkv(projections, head_dim, make_linear, dtype)
+        in_pairs = partial(_adjacent_pairs, head_dim=head_dim)
+        self._qkv = _make_product(projections, make_linear, dtype, (in_pairs, in_pairs))
         self._head_norm = _make_head_norm(attention, heads)
         self._output = _make_product((attention.o_proj,), make_output, dtype)
         self._mlp = _make_mlp(mlp, make_linear, make_output, dtype)
@@ -198,55 +199,40 @@ def _make_head_norm(
     return normalise
 
 
-def _make_product(modules: Sequence[Any], make_linear: MakeLinear, dtype: torch.dtype) -> Linear:
-    """Makes one product of ``modules``, whose results are joined, for rows of ``dtype``. The
-    weights of plain modules are copied and emptied, and so are those of quantised modules for which
+Reorder = Callable[[torch.Tensor], torch.Tensor]  # changes the order of a weight's rows
+
+
+def _make_product(
+    modules: Sequence[Any],
+    make_linear: MakeLinear,
+    dtype: torch.dtype,
+    reorders: Sequence[Reorder] = (),
+) -> Linear:
+    """Makes one product of ``modules``, whose results are joined, for rows of ``dtype``;
+    ``reorders`` change the order of the results of the first modules. The weights of plain modules
+    are copied and emptied, and so are the weights of quantised modules for which
     hippo.models.quantized.packed has kernels; other modules are called."""
+    all_reorders = [*reorders, *[_unchanged] * (len(modules) - len(reorders))]
+    pairs = list(zip(modules, all_reorders, strict=True))
     if not all(map(is_plain, modules)):
-        if (packed := make_packed(modules, dtype)) is not None:
+        if (packed := make_packed(modules, dtype, reorders)) is not None:
             return packed
         if len(modules) == 1:
             return modules[0]  # type: ignore[no-any-return]
-        return lambda x: torch.cat([module(x) for module in modules], -1)
-    weights = [module.weight for module in modules]
+        return lambda x: torch.cat([reorder(each(x).T).T for each, reorder in pairs], -1)
+    weights = [reorder(each.weight) for each, reorder in pairs]
+    biases = [reorder(each.bias) for each, reorder in pairs if each.bias is not None]
+    assert len(biases) in (0, len(modules)), "some parts have a bias and some have none"
     product = make_linear(
         torch.cat(weights) if len(weights) > 1 else weights[0],
-        _joined_biases([module.bias for module in modules]),
+        torch.cat(biases) if biases else None,
     )
     _empty_weights(modules)
     return product
 
 
-def _joined_biases(biases: Sequence[torch.Tensor | None]) -> torch.Tensor | None:
-    """Joins the biases of one product's parts, which all have one or none does."""
-    given = [bias for bias in biases if bias is not None]
-    assert len(given) in (0, len(biases)), "some parts have a bias and some have none"
-    return torch.cat(given) if given else None
-
-
-def _make_qkv(
-    projections: Sequence[Any], head_dim: int, make_linear: MakeLinear, dtype: torch.dtype
-) -> Linear:
-    """Makes the product that joins query, key and value, with rotary pairs adjacent; see
-    _make_product."""
-    if not all(map(is_plain, projections)):
-        reorder = partial(_adjacent_pairs, head_dim=head_dim)
-        if (packed := make_packed(projections, dtype, (reorder, reorder))) is not None:
-            return packed
-        query, key, value = projections
-
-        def multiply(x: torch.Tensor) -> torch.Tensor:
-            pairs = [_adjacent_pairs(part(x).T, head_dim).T for part in (query, key)]
-            return torch.cat([*pairs, value(x)], -1)
-
-        return multiply
-    weights = [module.weight for module in projections]
-    biases = [module.bias for module in projections]
-    for rows in (weights, biases):
-        rows[:2] = [None if part is None else _adjacent_pairs(part, head_dim) for part in rows[:2]]
-    product = make_linear(torch.cat(weights), _joined_biases(biases))
-    _empty_weights(projections)
-    return product
+def _unchanged(rows: torch.Tensor) -> torch.Tensor:
+    return rows
 
 
 def _empty_weights(modules: Sequence[Any]) -> None:

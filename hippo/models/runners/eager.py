@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Sequence
 
 import torch
 
-from hippo.models.attention.batch import group_rows, plan_batch
 from hippo.models.attention.cache import KeyValueCache
 from hippo.models.attention.parts import AttentionPlan, Part, plan_sequence
 from hippo.models.attention.ranges import FlashUse, plan_ranges
@@ -55,40 +55,28 @@ class EagerRunner:
         return self._stack.logits(hidden)[: rows.num_wanted]
 
     def _parts(self, by_slot: Sequence[PlacedRows]) -> tuple[Part, ...]:
-        """Returns the parts whose attention is computed in one call each, in order of slots."""
+        """Returns the parts whose attention is computed in one call each, in order of slots: all
+        neighbours of few rows together where the device has RangesPart, else each sequence."""
         parts: list[Part] = []
         first_row = 0
-        for group in self._groups(by_slot):
-            part: Part
-            if self._has_ranges and group[0].num_rows <= MAX_GROUPED_ROWS:
-                part = plan_ranges(self._cache, group, first_row=first_row)
-            elif len(group) > 1:
-                part = plan_batch(
-                    self._cache, group, first_row=first_row, groups=self._stack.groups
-                )
-            else:
+        for has_ranges, group in itertools.groupby(by_slot, key=self._has_ranges_for):
+            if has_ranges:
+                parts.append(plan_ranges(self._cache, list(group), first_row=first_row))
+                first_row += parts[-1].num_rows
+                continue
+            for rows in group:
                 part = plan_sequence(
                     self._cache,
-                    group[0].slot,
+                    rows.slot,
                     first_row=first_row,
-                    start=group[0].start,
-                    num_rows=group[0].num_rows,
+                    start=rows.start,
+                    num_rows=rows.num_rows,
                     groups=self._stack.groups,
                     is_flash=self.has_flash,
                 )
-            parts.append(part)
-            first_row += part.num_rows
+                parts.append(part)
+                first_row += rows.num_rows
         return tuple(parts)
 
-    def _groups(self, by_slot: Sequence[PlacedRows]) -> list[list[PlacedRows]]:
-        """Groups sequences by attention call; one of more than MAX_GROUPED_ROWS rows is alone."""
-        if not self._has_ranges:
-            return group_rows(by_slot)
-        groups: list[list[PlacedRows]] = []
-        for rows in by_slot:
-            are_few = rows.num_rows <= MAX_GROUPED_ROWS
-            if groups and are_few and groups[-1][0].num_rows <= MAX_GROUPED_ROWS:
-                groups[-1].append(rows)
-            else:
-                groups.append([rows])
-        return groups
+    def _has_ranges_for(self, rows: PlacedRows) -> bool:
+        return self._has_ranges and rows.num_rows <= MAX_GROUPED_ROWS

@@ -18,13 +18,13 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import Protocol
 
 import torch
 
-from hippo.models.attention.batch import MASK_ALIGNMENT
-from hippo.models.attention.cache import KeyValueCache
-from hippo.models.attention.parts import AttentionPlan, SequencePart
+from hippo.models.attention.cache import MASK_ALIGNMENT, KeyValueCache
+from hippo.models.attention.parts import AttentionPlan, SequencePart, plan_sequence
 from hippo.models.attention.rows import PlacedRows
 from hippo.models.interface.plan import MAX_GROUPED_ROWS
 from hippo.models.interface.transfer import to_device
@@ -138,16 +138,8 @@ class ExactRunner:
             return torch.randn(sizes, generator=generator).to(cache.device, cache.dtype)
 
         keys, values = ([numbers(shape.num_kv_heads, 1, num_tokens, shape.head_dim)] for _ in "kv")
-        part = SequencePart(
-            first_row=0,
-            num_rows=num_rows,
-            written=(),
-            keys=keys,
-            values=values,
-            mask=torch.zeros(num_rows * groups, num_tokens, dtype=cache.dtype, device=cache.device),
-            is_causal=False,
-            is_grouped=True,
-        )
+        mask = torch.zeros(num_rows * groups, num_tokens, dtype=cache.dtype, device=cache.device)
+        part = replace(self._part(0, 0, num_rows, num_tokens), keys=keys, values=values, mask=mask)
         query = numbers(1, shape.num_kv_heads, groups, shape.head_dim)
         found = part.read_cache(query.expand(num_rows, -1, -1, -1), 0, self._stack.scaling)
         return bool((found == found[0]).all())
@@ -166,7 +158,7 @@ class ExactRunner:
     def _run_piece(self, rows: PlacedRows, places: range, num_rows: int) -> torch.Tensor:
         """Runs the rows at cache indices ``places`` in a forward of ``num_rows``; the last one is
         repeated as padding."""
-        cache, groups = self._cache, self._stack.groups
+        cache = self._cache
         num_tokens = stretch(places[-1], cache.shape.capacity)
         cache.zero_unwritten(rows.slot, places.start, num_tokens + num_rows)
         taken = slice(places.start - rows.start, places.stop - rows.start)
@@ -174,21 +166,19 @@ class ExactRunner:
         token_ids = [*rows.token_ids[taken], *[0] * padding]
         rotary = rows.rotary[taken]
         rotary = torch.cat((rotary, rotary[-1:].expand(padding, *rotary.shape[1:])))
-        mask = torch.full(
-            (num_rows, num_tokens), -torch.inf, dtype=cache.dtype, device=cache.device
-        )
-        keys, values = cache.seen(rows.slot, num_tokens)
-        part = SequencePart(
-            first_row=0,
-            num_rows=num_rows,
-            written=cache.written(rows.slot, places.start, places.start + num_rows),
-            keys=keys,
-            values=values,
-            mask=mask.triu_(places.start + 1).repeat_interleave(groups, 0),
-            is_causal=False,
-            is_grouped=True,
-        )
+        part = self._part(rows.slot, places.start, num_rows, num_tokens)
         hidden = torch.embedding(self._embedding, to_device(token_ids, cache.device))
         step = AttentionPlan((part,), cache.dtype)
         hidden = self._stack.run(hidden, rotary, step, 0, self._stack.num_layers)
         return self._stack.logits(hidden)[: len(places)]
+
+    def _part(self, slot: int, start: int, num_rows: int, num_tokens: int) -> SequencePart:
+        return plan_sequence(
+            self._cache,
+            slot,
+            first_row=0,
+            start=start,
+            num_rows=num_rows,
+            groups=self._stack.groups,
+            num_tokens=num_tokens,
+        )

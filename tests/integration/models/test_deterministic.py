@@ -89,14 +89,6 @@ def test_what_cannot_be_is_refused_before_a_model_is_loaded(
         TargetSettings(model="m", **changes)
 
 
-def test_the_services_rows_are_fixed_only_when_asked_for() -> None:
-    assert TargetSettings(model="m").load_plan.exact_rows is None
-    assert (
-        TargetSettings(model="m", deterministic=True, deterministic_rows=4).load_plan.exact_rows
-        == 4
-    )
-
-
 def test_no_prefixes_are_reused_where_bits_count() -> None:
     assert TargetSettings(model="m").keeps_prefixes
     assert not TargetSettings(model="m", deterministic=True).keeps_prefixes

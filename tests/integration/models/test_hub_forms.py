@@ -95,39 +95,6 @@ def check_logits(model: VideoLanguageModel, reference: Reference, num_padding_id
     )
 
 
-@pytest.mark.parametrize("name", HUB_FORMS)
-def test_configurations_are_read_as_the_hub_means_them(
-    repositories: Repositories, name: str
-) -> None:
-    reference = repositories.reference(name)
-    config = reference.model.config
-    rope = config.text_config.rope_parameters
-    family = family_of(name)
-    is_qwen3 = family.startswith("qwen3_vl")
-    theta = 5e6 if is_qwen3 else 1e6
-    assert (rope["rope_type"], rope["rope_theta"]) == ("default", theta)
-    if not is_qwen3:  # whose text model knows no windows
-        assert set(config.text_config.layer_types) == {"full_attention"}
-    head = reference.model.lm_head.weight
-    embedding = reference.model.get_input_embeddings().weight
-    assert (head.data_ptr() == embedding.data_ptr()) == HUB_FORMS[name].is_tied
-    if family == "internvl":
-        assert reference.processor.image_seq_length == 256
-        own = reference.processor.image_processor
-        assert (own.min_patches, own.max_patches, own.size["height"]) == (1, 12, 448)
-        assert reference.processor.video_processor.image_mean == (0.485, 0.456, 0.406)
-    elif family != "llava_onevision":
-        assert rope["mrope_section"] == ([4, 2, 2] if is_qwen3 else [2, 3, 3])
-        size = reference.processor.video_processor.size
-        pixels = (4096, 25165824) if is_qwen3 else (3136, 12845056)
-        assert (size["shortest_edge"], size["longest_edge"]) == pixels
-    else:
-        assert config.vision_aspect_ratio == "anyres_max_9"
-        assert len(config.image_grid_pinpoints) == 36
-        assert reference.processor.num_image_tokens == 729
-        assert reference.processor.video_processor.image_mean == (0.5, 0.5, 0.5)
-
-
 @pytest.mark.parametrize("name", FAMILY_FORMS.values())
 def test_the_dtype_is_the_repositorys_own(repositories: Repositories, name: str) -> None:
     model = _load(repositories.folder(name), "auto")

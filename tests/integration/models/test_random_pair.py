@@ -13,7 +13,7 @@ from hippo.catalog.shapes import find_shape
 from hippo.models.interface.base import SequenceRows, StepPlan, VideoLanguageModel
 from hippo.models.interface.plan import LoadPlan
 from hippo.models.load import load_model
-from hippo.models.loading.pretrained import import_transformers
+from hippo.models.loading.resolve import import_transformers
 from hippo.types import ChatMessage, FramePlan, TextPart
 from tests.support.models.hub_forms import write_qwen_files
 from tests.support.models.quantized import has_packages
@@ -93,6 +93,7 @@ def test_published_files_describe_a_model_with_as_many_parameters_as_published(
         config: Any = transformers.AutoConfig.from_pretrained(tmp_path / "model")
         model = transformers.Qwen2_5_VLForConditionalGeneration(config)
     model.tie_weights()
-    assert sum(weight.numel() for weight in model.parameters()) == find_shape(name).num_parameters
+    num_parameters = sum(weight.numel() for weight in model.parameters())
+    assert num_parameters == pytest.approx(find_shape(name).num_parameters, rel=1e-3)
     rope = config.text_config.rope_parameters
     assert sum(rope["mrope_section"]) == 64

@@ -2,14 +2,25 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
 
-from hippo.models.interface.base import AttentionTap, Prompt, StepPlan, prunable_embeddings
+from hippo.engine.warmup import warm_up
+from hippo.models.interface.base import (
+    AttentionTap,
+    Prompt,
+    SequenceRows,
+    StepPlan,
+    prunable_embeddings,
+)
 from hippo.models.interface.base import VideoLanguageModel as Model
+from hippo.pruning.select import needs_prefill
 from hippo.types import Pruning, PruningStrategy
 from services.target.selection import ScoredSelection, tap_for
+from tests.support.models.reference import clip, prepare, user
 
 FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen2.5-vl": ("target_checkpoint", {}),
@@ -68,3 +79,42 @@ def select(
     taken.append(selection.take_selection(is_last=True))
     (found,) = filter(None, taken)
     return found.kept_indices
+
+
+def compare_all(
+    here: Model,
+    there: Model,
+    agree: Callable[[Callable[[Model], torch.Tensor]], torch.Tensor],
+    *,
+    selects_alike: bool = True,
+) -> tuple[Prompt, torch.Tensor]:
+    """Compares all calls on both models, which have four slots of 512 tokens; ``agree`` runs a call
+    on both and returns the result of ``here``. Returns the prompt, and the logits of a step."""
+    prompt = prepare(here, user(0, "what is it?"), clip())
+    visual = {model: model.embed_visual(prompt) for model in (here, there)}
+
+    def steps(*rows: SequenceRows) -> torch.Tensor:
+        return agree(partial(step, plan=StepPlan(rows)))
+
+    for slot in range(4):
+        agree(partial(prefill, slot=slot, prompt=prompt, visual=visual))
+    for num_rows in (1, 2, 8, 9, 33, 70):
+        steps(SequenceRows(0, 0, tuple(range(5, 5 + num_rows))))
+    for start in (0, 70, 140, 210):
+        steps(SequenceRows(0, start, tuple(range(5, 75))))
+    steps(SequenceRows(0, 280, (5, 6, 7)))  # after a long prefix
+    several = [SequenceRows(slot, 0, (5,) * rows) for slot, rows in ((3, 3), (1, 1), (2, 9))]
+    logits = steps(*several)
+    agree(partial(step_behind_copy, plan=StepPlan(tuple(several))))
+    warm_up(there, prompt, slot=1, num_tapped=1, max_rows=9)
+
+    kept = torch.arange(0, int(prompt.visual_indices.shape[0]), 3)
+    agree(partial(prefill, slot=0, prompt=prompt, visual=visual, kept=kept))
+    agree(partial(prefill, slot=1, prompt=prompt, visual=visual))
+    agree(partial(score, slot=2, prompt=prompt, visual=visual))
+    agree(partial(prefill, slot=1, prompt=prompt, visual=visual, num_reused=4))
+    for strategy in filter(needs_prefill, PruningStrategy):
+        chosen = [select(model, strategy, prompt, visual[model]) for model in (here, there)]
+        assert len(chosen[0]) == len(chosen[1]) > 0
+        assert not selects_alike or chosen[0] == chosen[1]
+    return prompt, logits

@@ -30,13 +30,6 @@ def _nf4(weight: torch.Tensor) -> tuple[Stored, torch.Tensor]:
     return stored | {"weight": packed}, functional.dequantize_4bit(packed, state)
 
 
-def _llm_int8(weight: torch.Tensor) -> tuple[Stored, torch.Tensor]:
-    functional: Any = importlib.import_module("bitsandbytes.functional")
-    rows, scales, _ = functional.int8_vectorwise_quant(weight.half())
-    stored = {"weight": rows, "SCB": scales, "weight_format": torch.tensor(0, dtype=torch.uint8)}
-    return stored, rows * (scales[:, None] / 127)
-
-
 def _fp8_blocks(weight: torch.Tensor) -> tuple[Stored, torch.Tensor]:
     height, width = (-(-side // 128) for side in weight.shape)
     scales = torch.empty(height, width)
@@ -101,7 +94,8 @@ def _packed_by_autoawq(numbers: torch.Tensor) -> torch.Tensor:
     return packed
 
 
-def _bitsandbytes_config(*, is_4bit: bool) -> dict[str, Any]:
+def bitsandbytes_config(*, is_4bit: bool) -> dict[str, Any]:
+    """The ``quantization_config`` of nf4, or of LLM.int8()."""
     return {
         "_load_in_4bit": is_4bit,
         "_load_in_8bit": not is_4bit,
@@ -163,8 +157,7 @@ AWQ_CONFIG = {
 }
 
 FORMS: dict[str, tuple[Callable[[torch.Tensor], tuple[Stored, torch.Tensor]], dict[str, Any]]] = {
-    "unsloth bnb-4bit": (_nf4, _bitsandbytes_config(is_4bit=True)),
-    "LLM.int8()": (_llm_int8, _bitsandbytes_config(is_4bit=False)),
+    "unsloth bnb-4bit": (_nf4, bitsandbytes_config(is_4bit=True)),
     "Qwen FP8": (
         _fp8_blocks,
         {

@@ -1,4 +1,4 @@
-"""transformers' own forward and generate, the reference that the adapter is held against."""
+"""transformers' own forward, the reference that the adapter is held against."""
 
 from __future__ import annotations
 
@@ -100,15 +100,6 @@ class Reference:
         with torch.no_grad():
             logits: torch.Tensor = self.model(**{**inputs, **longer}, use_cache=False).logits[0]
         return logits
-
-    def generate(self, inputs: Any, num_tokens: int) -> list[int]:
-        """Greedy ids, none of the generation configuration's sampling defaults applied."""
-        with torch.no_grad():
-            ids = self.model.generate(
-                **inputs, max_new_tokens=num_tokens, do_sample=False, repetition_penalty=1.0
-            )
-        generated: list[int] = ids[0, inputs["input_ids"].shape[1] :].tolist()
-        return generated
 
     def recompute(
         self, prompt: Prompt, kept: torch.Tensor | None, completion: Sequence[int]

@@ -157,7 +157,7 @@ def _environment() -> dict[str, str]:
 def main(number: int) -> None:
     """Forks until the other end of the socket is closed; a fork returns from here as ``main`` of
     its module."""
-    from hippo.models.loading.pretrained import import_transformers
+    from hippo.models.loading.resolve import import_transformers
 
     import_transformers()
     for module in _IMPORTED:

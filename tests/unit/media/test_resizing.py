@@ -18,7 +18,7 @@ from hippo.media.resizing import FrameLimits, fit_frames, fit_size, smart_resize
 from hippo.media.sampling import count_frames, resolve_plan
 from hippo.models.families.qwen_prompt import frame_limits
 from hippo.models.interface.base import DecodedMedia
-from hippo.models.prompts.resizing import resized
+from hippo.models.prompts.builder import resized
 from hippo.service.settings import EngineSettings
 from hippo.types import FramePlan, MediaKind
 from hippo.video.canvas import Canvas

@@ -8,11 +8,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from hippo.models.interface.checkpoint import Checkpoint, find_checkpoint
+from hippo.models.interface.checkpoint import Checkpoint
 from hippo.models.interface.plan import DTYPE_NAMES, LoadPlan
 from hippo.models.load import load_model
 from hippo.models.loading.placement import DTYPES, dtype_of
-from hippo.models.quantized.forms import Quantization
 from tests.support.models.checkpoints import write_checkpoint
 from tests.support.models.processors import PROCESSORS, has_fbgemm, running_on
 from tests.support.models.reference import clip, prefill, prepare, step, user
@@ -93,13 +92,3 @@ def test_auto_is_bfloat16_for_a_draft_where_that_alone_is_fast(
         )
         plan = LoadPlan(str(target_checkpoint), max_context_length=64, auto_is_half=True)
         assert load_model(plan).info.dtype == "bfloat16"
-
-
-def test_auto_is_what_is_fast_also_for_weights_that_overflow_float16(
-    processor: str, target_checkpoint: Path
-) -> None:
-    checkpoint = find_checkpoint(str(target_checkpoint), progress=lambda _stage, _share: None)
-    int8 = Quantization(name="int8", overflows_half=True)
-    for is_draft in (True, False):
-        plan = LoadPlan(str(target_checkpoint), auto_is_half=is_draft)
-        assert dtype_of(plan, checkpoint, CPU, int8) == torch.float32, processor

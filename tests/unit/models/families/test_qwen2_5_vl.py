@@ -13,7 +13,6 @@ from hippo.models.cached import CachedModel
 from hippo.models.interface.base import Prompt, VideoLanguageModel
 from hippo.models.interface.plan import LoadPlan
 from hippo.models.load import load_model
-from hippo.types import FramePlan
 from tests.support.models.processors import running_on
 from tests.support.models.reference import (
     Reference,
@@ -104,11 +103,3 @@ def test_rotary_positions_beyond_the_first_table_equal_recomputing(
         model.forward(step(0, 0, 40, 41, 42)),
         reference.recompute(prompt, None, (40, 41, 42))[1:],
     )
-
-
-def test_a_cap_on_pixels_makes_fewer_tokens(model: VideoLanguageModel) -> None:
-    messages, clips = user(0, "what?"), [clip(size=168)]
-    free = model.prepare_prompt(messages, clips, FramePlan())
-    capped = model.prepare_prompt(messages, clips, FramePlan(max_pixels=56 * 56))
-    assert free.visual_grids == ((3, 6, 6),)
-    assert capped.visual_grids == ((3, 2, 2),)

@@ -13,8 +13,8 @@ from hippo.errors import MediaError
 from hippo.models.families.pixels import PixelScale
 from hippo.models.families.qwen_prompt import QwenPromptBuilder, TimedPromptBuilder
 from hippo.models.interface.base import DecodedMedia
+from hippo.models.prompts.builder import resized
 from hippo.models.prompts.messages import media_in_order, render
-from hippo.models.prompts.resizing import resized
 from hippo.types import ChatMessage, FramePlan, MediaKind, TextPart
 from tests.support.models.reference import Reference, image, user
 

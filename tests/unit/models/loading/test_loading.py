@@ -8,7 +8,6 @@ import subprocess
 import sys
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 import torch
@@ -19,7 +18,7 @@ from hippo.catalog.pair import check_pair
 from hippo.errors import IncompatiblePairError, ModelLoadError
 from hippo.models.interface.plan import LoadPlan
 from hippo.models.load import load_model
-from hippo.models.loading.pretrained import _context_limit
+from hippo.models.loading.resolve import limit_context
 from hippo.service.settings import EngineSettings
 from tests.support.models.checkpoints import write_checkpoint
 from tests.support.models.reference import clip, prefill, prepare, step, user
@@ -144,11 +143,11 @@ def test_end_tokens_fall_back_to_the_tokenizers(copy: Path) -> None:
 
 def test_a_window_counts_where_the_configuration_does_not_list_the_layers() -> None:
     text = SimpleNamespace(sliding_window=128, max_position_embeddings=4096)  # Mistral's form
-    assert _context_limit("m", text, None) == _context_limit("m", text, 128) == 128
+    assert limit_context("m", text, None) == limit_context("m", text, 128) == 128
     with pytest.raises(ModelLoadError, match="sliding window of 128 tokens"):
-        _context_limit("m", text, 129)
+        limit_context("m", text, 129)
     text.layer_types = ["full_attention"]
-    assert _context_limit("m", text, None) == 4096
+    assert limit_context("m", text, None) == 4096
 
 
 def _without(folder: Path, key: str) -> dict[str, object]:
@@ -156,47 +155,11 @@ def _without(folder: Path, key: str) -> dict[str, object]:
     return text | {key: None}
 
 
-@pytest.mark.parametrize(
-    ("file", "values", "said"),
-    [
-        (
-            "config.json",
-            {
-                "text_config": {
-                    "use_sliding_window": True,
-                    "sliding_window": 128,
-                    "layer_types": ["sliding_attention"] * 3,
-                }
-            },
-            "sliding window of 128",
-        ),
-        ("config.json", {"text_config": {"model_type": "llama"}}, "language model is a 'llama'"),
-        ("config.json", {"vision_feature_select_strategy": "default"}, "'default' is not supp"),
-        ("processor_config.json", {"num_image_tokens": 729}, "counts 729 tokens .* gives 25"),
-        (
-            "processor_config.json",
-            {"video_processor": {"size": {"shortest_edge": 38}}},
-            "frames of size",
-        ),
-    ],
-)
-def test_a_llava_onevision_that_cannot_work_is_refused(
-    llava_checkpoint: Path, tmp_path: Path, file: str, values: dict[str, Any], said: str
-) -> None:
-    path = Path(shutil.copytree(llava_checkpoint, tmp_path / "copy")) / file
-    config = json.loads(path.read_text())
-    for key, value in values.items():
-        config[key] = {**config[key], **value} if isinstance(value, dict) else value
-    path.write_text(json.dumps(config))
-    with pytest.raises(ModelLoadError, match=said):
-        load_model(LoadPlan(str(path.parent), max_context_length=256))
-
-
 @pytest.mark.parametrize("name", ["max_video_pixels", "max_image_pixels"])
 def test_limits_of_pixels_are_refused_before_weights_are_read(
     llava_checkpoint: Path, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
-    monkeypatch.delattr("hippo.models.load.load_pretrained")
+    monkeypatch.delattr("hippo.models.load.resolve")
     settings = EngineSettings(model=str(llava_checkpoint), **{name: 50_000})  # type: ignore[arg-type]
     with pytest.raises(ModelLoadError, match=r"frames of one size.*leave out --max-video-pixels"):
         load_model(settings.load_plan)

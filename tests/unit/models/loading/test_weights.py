@@ -109,10 +109,9 @@ def sizes_of(folder, dtype, names):
         ended.set()
         watcher.join()
     (needs,) = seen
-    work = max(needs.work_bytes, needs.packing_bytes)
     return {
         "weights": needs.weight_bytes,
-        "computed": needs.weight_bytes + needs.slot_bytes + work,
+        "computed": needs.weight_bytes + needs.slot_bytes + needs.work_bytes,
         "peak": max(peaks) - before,
     }
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -138,12 +137,6 @@ def test_several_images_keep_their_features_and_a_lone_one_has_its_own(
     part = model.embed_visual(two)
     assert whole is not None and part is not None
     torch.testing.assert_close(whole[: part.shape[0]], part)
-
-
-def test_text_has_no_items(family: VideoLanguageModel) -> None:
-    prompt = prepare(family, user("only text"))
-    assert prompt.items == ()
-    assert family.embed_visual(dataclasses.replace(prompt), Kept()) is None
 
 
 def test_compacted_prompts_number_what_is_kept_one_by_one(family: VideoLanguageModel) -> None:

@@ -113,7 +113,3 @@ def test_rows_are_padded_to_few_different_numbers() -> None:
     assert padded == sorted(padded)
     assert len(set(padded)) < 70
     assert max(more / rows for rows, more in enumerate(padded, 1)) < 1.5
-
-
-def test_a_padded_number_of_rows_stays_as_it_is() -> None:
-    assert all(padded_rows(padded_rows(number)) == padded_rows(number) for number in range(1, 999))

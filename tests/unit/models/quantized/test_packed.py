@@ -18,11 +18,12 @@ from torch.testing import assert_close
 from hippo.models.interface.checkpoint import find_checkpoint
 from hippo.models.interface.plan import LoadPlan
 from hippo.models.loading import quantization as quantized
-from hippo.models.loading.pretrained import import_transformers
 from hippo.models.loading.quantization import find_quantization
+from hippo.models.loading.resolve import import_transformers
 from hippo.models.loading.weights import read_weights
 from hippo.models.products.linear import is_plain
 from hippo.models.quantized import packed
+from hippo.models.quantized.forms import Packed
 from hippo.models.quantized.packed import (
     SHAPES,
     Kernels,
@@ -30,55 +31,10 @@ from hippo.models.quantized.packed import (
     are_right,
     make_kernels,
     make_packed,
-    pack,
-    pack_scales,
     tried_rows,
-    value_pairs,
 )
 from hippo.models.quantized.quantised_rows import QuantisedRows, quantised_rows
 from tests.support.models.quantized import has_packages, write_quantized
-
-HEIGHT, WIDTH = 48, 192
-
-
-@pytest.mark.parametrize("bits", [4, 8])
-def test_each_thread_finds_its_rows_and_columns_of_matrix_a(bits: int) -> None:
-    each = bits // 4  # bytes of two columns
-    codes = torch.randint(256, (HEIGHT, WIDTH * bits // 8), dtype=torch.uint8)
-    threads = pack(codes, bits).view(HEIGHT // 16, WIDTH // 64, 32, 4, 4, each)
-    for tile_row in range(HEIGHT // 16):
-        for tile in range(WIDTH // 64):
-            for lane in range(32):
-                g, t = divmod(lane, 4)
-                for step in range(4):
-                    for register in range(4):  # rows g and g + 8; first and last two columns
-                        row = 16 * tile_row + g + 8 * (register % 2)
-                        column = 64 * tile + 16 * t + 4 * step + 2 * (register // 2)
-                        first = column // 2 * each
-                        found = threads[tile_row, tile, lane, step, register]
-                        assert torch.equal(found, codes[row, first : first + each])
-
-
-def test_scales_of_a_threads_two_rows_are_side_by_side() -> None:
-    scales = torch.arange(HEIGHT * 3, dtype=torch.float16).view(HEIGHT, 3)
-    pairs = pack_scales(scales)
-    for row in range(HEIGHT):
-        tile_row, within = divmod(row, 16)
-        half, g = divmod(within, 8)
-        assert torch.equal(pairs[tile_row, :, g, half], scales[row])
-
-
-def test_a_byte_stands_for_the_number_of_its_high_half_and_that_of_its_low_half() -> None:
-    values = torch.linspace(-1, 1, 16)
-    pairs = value_pairs(values, torch.bfloat16)
-    assert pairs.shape == (256, 2)
-    assert torch.equal(pairs[0x3A], values[[3, 10]].bfloat16())
-
-
-def test_the_shape_is_that_of_the_weight() -> None:
-    codes = torch.zeros(32, 64, dtype=torch.uint8)
-    assert QuantisedRows(codes, torch.ones(32), None, None).shape == (32, 64)
-    assert QuantisedRows(codes, torch.ones(32, 2), torch.zeros(16), None).shape == (32, 128)
 
 
 def _loaded(folder: Path) -> Any:
@@ -89,14 +45,14 @@ def _loaded(folder: Path) -> Any:
     config = transformers.AutoConfig.from_pretrained(folder)
     with mock.patch.object(quantized, "can_pack", lambda *_of: True):
         found = find_quantization(plan, checkpoint, torch.device("cpu"))
-    assert found is not None and found.is_packed and found.is_kept
+    assert isinstance(found, Packed)
     return read_weights(
         checkpoint,
         transformers.Qwen2_5_VLForConditionalGeneration,
         config,
         torch.bfloat16,
         device=torch.device("cpu"),
-        quantization=found,
+        form=found,
         shards=None,
         report=lambda share: None,
     )

@@ -14,15 +14,15 @@ import torch
 
 from hippo.base.config import SettingsError
 from hippo.catalog.public_models import PUBLIC_CONFIGS
-from hippo.catalog.shapes import is_kept_quantized, shape_of
+from hippo.catalog.shapes import packed_bits, shape_of, stays_quantised
 from hippo.catalog.sizes import GIB
 from hippo.errors import ModelLoadError
 from hippo.models.interface.checkpoint import Checkpoint, find_checkpoint
 from hippo.models.interface.plan import LoadPlan
 from hippo.models.loading import quantization as quantized
 from hippo.models.loading.placement import dtype_of
-from hippo.models.loading.quantization import find_quantization, is_installed, warn_of_mixing
-from hippo.models.quantized.forms import Quantization
+from hippo.models.loading.quantization import find_quantization, is_installed, warn_of_rounding
+from hippo.models.quantized.forms import Packed, WeightForm
 from hippo.parallel.source import ParallelSource
 from services.target.config import TargetSettings
 from tests.support.models.hub_forms import write_hub_form
@@ -31,12 +31,19 @@ from tests.support.models.quantized import (
     FORMS,
     GPTQ_CONFIG,
     add_config,
+    bitsandbytes_config,
     has_packages,
     write_quantized,
 )
 
 NAME = "Qwen/Qwen2.5-VL-72B-Instruct"
 FP8_ROWS, INT4 = FORMS["RedHatAI FP8-dynamic"][1], FORMS["RedHatAI quantized.w4a16"][1]
+OUTLIERS = bitsandbytes_config(is_4bit=False)
+ONE_SCALE = {
+    "quant_method": "torchao",
+    "quant_type": {"default": {"_type": "Float8DynamicActivationFloat8WeightConfig",
+                               "_data": {"granularity": "PerTensor"}}},
+}  # fmt: skip
 ALL_PACKAGES = {
     "bitsandbytes", "compressed_tensors", "gptqmodel", "kernels", "optimum", "torchao"
 }  # fmt: skip
@@ -57,7 +64,7 @@ def find(
     capability: tuple[int, int] = (9, 0),
     packages: set[str] = ALL_PACKAGES,
     **changes: Any,
-) -> Quantization | None:
+) -> WeightForm | None:
     with (
         mock.patch.object(quantized, "is_installed", packages.__contains__),
         mock.patch.object(torch.cuda, "get_device_capability", lambda device: capability),
@@ -88,6 +95,8 @@ def find(
         (INT4, {"tensor_parallel": 2}, "leave --tensor-parallel out"),
         (INT4 | {"config_groups": {}}, {}, "with 0 groups of layers"),
         (INT4 | {"sparsity_config": {"format": "sparse-24-bitmask"}}, {}, "sparse weights"),
+        (OUTLIERS, {}, "depend on the other tokens of a forward.* use another form"),
+        (ONE_SCALE, {}, "depend on the other tokens of a forward.* use another form"),
         (None, {"quantization": "nf4", "packages": set()}, "pip install bitsandbytes"),
         (None, {"quantization": "int8", "packages": set()}, "pip install torchao"),
     ],
@@ -127,6 +136,7 @@ def test_fp8_kernels_that_cannot_be_fetched_are_named() -> None:
         (FP8_ROWS, {"device": "cuda", "capability": (8, 0)}, "compressed-tensors float8", False),
         (INT4, {"device": "cuda"}, "compressed-tensors int4", False),
         (FORMS["unsloth bnb-4bit"][1], {}, "bitsandbytes nf4", True),
+        (OUTLIERS | {"llm_int8_threshold": 0.0}, {}, "LLM.int8() without outliers", True),
         (None, {"quantization": "nf4"}, "nf4", True),
     ],
 )
@@ -135,7 +145,7 @@ def test_layers_stay_quantised_where_there_are_kernels(
 ) -> None:
     found = find(config, **options)
     assert found is not None
-    assert (found.name, found.is_kept, found.mixes_rows) == (name, is_kept, False)
+    assert (found.name, found.is_kept) == (name, is_kept)
 
 
 def _can_pack(_device: torch.device, _bits: int, dtype: torch.dtype, _has_zeros: bool) -> bool:
@@ -163,68 +173,50 @@ def test_integers_stay_where_hippos_kernels_multiply_them(
     config["config_groups"]["group_0"]["weights"] |= change
     with mock.patch.object(quantized, "can_pack", _can_pack):
         found = find(config, device="cuda", dtype="bfloat16")
-        assert found is not None and (found.is_kept, found.is_packed) == (is_kept, is_kept)
-        wider = {128: 1, 64: 0}.get(change.get("group_size", 128), 2)  # bytes for 64 weights
-        assert found.wider_scales == (wider if is_kept else 0)
+        assert found is not None and found.is_kept == isinstance(found, Packed) == is_kept
         frozen = find(config | {"quantization_status": "frozen"}, device="cuda", dtype="bfloat16")
         assert frozen is not None and not frozen.is_kept
         whole = find(config, device="cuda", dtype="float32")
         assert whole is not None and not whole.is_kept
-    assert is_kept_quantized(checkpoint(config).config) == is_kept
+    assert stays_quantised(checkpoint(config).config) == is_kept
+    assert packed_bits(checkpoint(config).config) == (4.25 if is_kept else None)
 
 
 def test_with_hippos_kernels_rounding_does_not_depend_on_the_number_of_rows() -> None:
     with mock.patch.object(quantized, "can_pack", _can_pack):
         for quantization in ("nf4", "int8"):
             found = find(None, device="cuda", dtype="bfloat16", quantization=quantization)
-            assert found is not None and found.is_packed
-            assert not found.rounds_by_rows and not found.overflows_half
+            assert isinstance(found, Packed)
+            assert not found.rounds_by_rows and not found.dtypes
 
 
 def test_a_plain_checkpoint_is_not_quantised() -> None:
     assert find(None) is None
 
 
-def test_rows_are_mixed_by_outliers_and_by_one_scale_for_all_rows() -> None:
-    outliers = FORMS["LLM.int8()"][1]
-    one_scale = {
-        "quant_method": "torchao",
-        "quant_type": {"default": {"_type": "Float8DynamicActivationFloat8WeightConfig",
-                                   "_data": {"granularity": "PerTensor"}}},
-    }  # fmt: skip
-    for config, is_mixed in (
-        (outliers, True),
-        (outliers | {"llm_int8_threshold": 0.0}, False),
-        (one_scale, True),
-    ):
-        found = find(config)
-        assert found is not None and found.mixes_rows == is_mixed
-        if is_mixed:
-            with pytest.raises(ModelLoadError, match="leave --deterministic out"):
-                find(config, exact_rows=8)
-
-
 @pytest.mark.parametrize(
-    ("group_size", "is_kept", "wider"),
-    [(128, True, 1.75), (64, True, 0.5), (-1, True, 3), (32, False, 0)],
+    ("group_size", "is_kept"), [(128, True), (64, True), (-1, True), (32, False)]
 )
-def test_awq_stays_where_hippos_kernels_multiply_it(
-    group_size: int, is_kept: bool, wider: float
-) -> None:
+def test_awq_stays_where_hippos_kernels_multiply_it(group_size: int, is_kept: bool) -> None:
     config = AWQ_CONFIG | {"group_size": group_size}
     with mock.patch.object(quantized, "can_pack", _can_pack):
         found = find(config, device="cuda", dtype="bfloat16", packages=set())
-        assert found is not None and (found.is_kept, found.is_packed) == (is_kept, is_kept)
-        assert found.wider_scales == wider
+        assert found is not None and found.is_kept == isinstance(found, Packed) == is_kept
         whole = find(config, device="cuda", dtype="float32")
         assert whole is not None and not whole.is_kept
-    assert is_kept_quantized(checkpoint(config).config) == is_kept
+    assert stays_quantised(checkpoint(config).config) == is_kept
 
 
 def test_fp8_by_rows_computes_in_bfloat16_except_on_hopper() -> None:
-    for capability, only in (((8, 9), "bfloat16"), ((9, 0), None), ((10, 0), "bfloat16")):
+    device = torch.device("cuda", 0)
+    for capability, only in (((8, 9), True), ((9, 0), False), ((10, 0), True)):
         found = find(FP8_ROWS, device="cuda", capability=capability)
-        assert found is not None and found.only_dtype == only
+        plan = LoadPlan(NAME, dtype="float16")
+        if not only:
+            assert dtype_of(plan, checkpoint(FP8_ROWS), device, found) == torch.float16
+            continue
+        with pytest.raises(ModelLoadError, match="overflow in float16 here: use --dtype bfloat16"):
+            dtype_of(plan, checkpoint(FP8_ROWS), device, found)
 
 
 def test_int8_weights_are_not_multiplied_in_float16_on_a_gpu() -> None:
@@ -233,10 +225,10 @@ def test_int8_weights_are_not_multiplied_in_float16_on_a_gpu() -> None:
     half = checkpoint(None)
     half = replace(half, config={**half.config, "dtype": "float16"})
     assert dtype_of(LoadPlan(NAME, dtype="auto"), half, device, found) == torch.bfloat16
-    with pytest.raises(ModelLoadError, match="overflow float16: use --dtype bfloat16"):
+    with pytest.raises(ModelLoadError, match="overflow in float16 here: use --dtype bfloat16"):
         dtype_of(LoadPlan(NAME, dtype="float16"), half, device, found)
     on_cpu = find(None, quantization="int8")
-    assert on_cpu is not None and not on_cpu.overflows_half
+    assert on_cpu is not None and not on_cpu.dtypes
 
 
 @pytest.mark.skipif(not is_installed("torchao"), reason="torchao is not installed")
@@ -263,28 +255,28 @@ def test_kernels_that_round_by_the_number_of_rows_are_told(
 ) -> None:
     found = find(None, quantization="nf4", **options)
     plan = LoadPlan(NAME, exact_rows=options.get("exact_rows"))
-    warn_of_mixing(plan, checkpoint(None), found, dtype)
+    warn_of_rounding(plan, checkpoint(None), found, dtype)
     assert ("--deterministic avoids it" in caplog.text) == is_told
 
 
 def test_a_checkpoints_own_compute_dtype_is_not_that_of_other_rows() -> None:
     layer: Any = torch.nn.Linear(2, 2)
     layer.compute_type_is_set, layer.compute_dtype = True, torch.bfloat16
-    Quantization(name="nf4").prepare_modules(layer, torch.float32)
+    WeightForm(name="nf4").prepare_modules(layer, torch.float32)
     assert layer.compute_dtype == torch.float32
 
 
 def test_weights_take_the_bytes_of_their_form() -> None:
     shape = shape_of(NAME, PUBLIC_CONFIGS[NAME])
-    whole = shape.num_parameters * 2
 
     def size(config: dict[str, Any] | None, **options: Any) -> int:
         found = find(config, **options)
         assert found is not None
-        return found.weight_bytes(checkpoint(config), shape, 2)
+        bits = found.layer_bits(checkpoint(config), shape, 2)
+        return replace(shape, layer_bits=bits).weight_bytes()
 
     assert size(GPTQ_CONFIG, device="cuda") == 2 * 1000 + 500  # as stored
-    assert size(INT4) == whole  # dequantised
+    assert size(INT4) == shape.weight_bytes()  # dequantised
     assert 39 < size(None, quantization="nf4") / GIB < 41
     assert 70 < size(None, quantization="int8") / GIB < 72
 

@@ -7,31 +7,19 @@ import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 
 import pytest
 import torch
 
-from hippo.engine.warmup import warm_up
 from hippo.models.cached import CachedModel
-from hippo.models.interface.base import SequenceRows, StepPlan
 from hippo.models.interface.base import VideoLanguageModel as Model
 from hippo.models.interface.plan import LoadPlan
 from hippo.models.load import load_model
 from hippo.models.products.kernels import difference_of
 from hippo.models.runners import captured
 from hippo.models.runners.captured import CapturedRunner, shapes_of
-from hippo.pruning.select import needs_prefill
-from hippo.types import PruningStrategy
-from tests.support.models.model_calls import (
-    FAMILIES,
-    prefill,
-    score,
-    select,
-    step,
-    step_behind_copy,
-)
+from tests.support.models.model_calls import FAMILIES, compare_all
 from tests.support.models.reference import clip, prepare, user
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
@@ -53,15 +41,16 @@ class Pair:
     dtype: torch.dtype
     may_wait: bool
 
-    def agree(self, run: Callable[[Model], torch.Tensor], what: str) -> None:
-        """Runs it on both; the GPU's run must not wait."""
+    def agree(self, run: Callable[[Model], torch.Tensor]) -> torch.Tensor:
+        """Runs it on both; the GPU's run must not wait. Gives the CPU's."""
         expected = run(self.here)
         run(self.there)  # kernels are loaded at their first call, which waits
         with nullcontext() if self.may_wait else no_waits():
             found = run(self.there)
         assert found.device.type == "cuda"
         difference = difference_of(found.cpu(), expected, self.dtype)
-        assert difference is None, f"{what}: {difference}"
+        assert difference is None, f"{run}: {difference}"
+        return expected
 
 
 @contextmanager
@@ -109,36 +98,6 @@ def pair(
 def test_a_gpus_numbers_are_those_of_the_cpu(pair: Pair) -> None:
     assert pair.there.info.device == "cuda:0"
     prompt = prepare(pair.here, user(0, "what is it?"), clip())
-    visual = {model: model.embed_visual(prompt) for model in (pair.here, pair.there)}
-    on_gpu = visual[pair.there]
+    on_gpu = pair.there.embed_visual(prompt)
     assert on_gpu is not None and on_gpu.device.type == "cuda"
-    for slot in range(4):
-        pair.agree(partial(prefill, slot=slot, prompt=prompt, visual=visual), "a prefill")
-    for num_rows in (1, 2, 8, 9, 33, 70):
-        plan = StepPlan((SequenceRows(0, 0, tuple(range(5, 5 + num_rows))),))
-        pair.agree(partial(step, plan=plan), f"{num_rows} rows")
-    for start in (0, 70, 140, 210):
-        plan = StepPlan((SequenceRows(0, start, tuple(range(5, 75))),))
-        pair.agree(partial(step, plan=plan), f"70 rows after {start}")
-    plan = StepPlan((SequenceRows(0, 280, (5, 6, 7)),))
-    pair.agree(partial(step, plan=plan), "3 rows after a long prefix")
-    several = StepPlan(
-        tuple(SequenceRows(slot, 0, (5,) * rows) for slot, rows in ((3, 3), (1, 1), (2, 9)))
-    )
-    pair.agree(partial(step, plan=several), "several sequences")
-    pair.agree(partial(step_behind_copy, plan=several), "several sequences, one of them a copy")
-    warm_up(pair.there, prompt, slot=1, num_tapped=1, max_rows=9)
-
-    kept = torch.arange(0, int(prompt.visual_indices.shape[0]), 3)
-    pair.agree(partial(prefill, slot=0, prompt=prompt, visual=visual, kept=kept), "a pruned one")
-    pair.agree(partial(prefill, slot=1, prompt=prompt, visual=visual), "a prefill")
-    pair.agree(partial(score, slot=2, prompt=prompt, visual=visual), "scores")
-    pair.agree(
-        partial(prefill, slot=1, prompt=prompt, visual=visual, num_reused=4), "a reused prefix"
-    )
-    for strategy in filter(needs_prefill, PruningStrategy):
-        here = select(pair.here, strategy, prompt, visual[pair.here])
-        there = select(pair.there, strategy, prompt, visual[pair.there])
-        assert len(here) == len(there) > 0
-        if pair.dtype == torch.float32:
-            assert here == there
+    compare_all(pair.here, pair.there, pair.agree, selects_alike=pair.dtype == torch.float32)

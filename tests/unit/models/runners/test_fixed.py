@@ -11,7 +11,6 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hippo.base.config import SettingsError
 from hippo.errors import ContextLengthError
 from hippo.models.attention.parts import SequencePart
 from hippo.models.cached import CachedModel
@@ -24,7 +23,7 @@ from hippo.models.interface.base import (
 )
 from hippo.models.interface.plan import LoadPlan
 from hippo.models.load import load_model
-from hippo.models.loading import pretrained
+from hippo.models.loading import resolve
 from hippo.models.products.linear import Linear, make_linear
 from hippo.models.runners.fixed import ExactRunner, split_rows, stretch
 from tests.support.models.reference import clip, prefill, prepare, step, user
@@ -169,7 +168,7 @@ def test_steps_have_no_number_of_rows_whose_places_differ(
         return multiply
 
     found = _num_exact_rows(_load(target_checkpoint, exact_rows=num_rows))
-    monkeypatch.setattr(pretrained, "make_linear", make)
+    monkeypatch.setattr(resolve, "make_linear", make)
     limited = _num_exact_rows(_load(target_checkpoint, exact_rows=num_rows))
     expected = _num_exact_rows(_load(target_checkpoint, exact_rows=6)) if found == 7 else found
     assert limited == expected
@@ -186,7 +185,7 @@ def test_attention_counts_as_well(
         return result
 
     monkeypatch.setattr(SequencePart, "read_cache", read)
-    monkeypatch.setattr("hippo.models.loading.footprint.cache_dtype", lambda *_: torch.float32)
+    monkeypatch.setattr("hippo.models.loading.resolve.cache_dtype", lambda *_: torch.float32)
     model = _load(target_checkpoint, dtype="bfloat16", exact_rows=8)
     assert _num_exact_rows(model) == 2
     assert "steps of 2 rows instead of 8 (--deterministic-rows)" in caplog.text
@@ -243,19 +242,3 @@ def test_what_a_failed_sequence_left_in_a_slot_does_no_harm(
         layer.fill_(torch.nan)
     prefill(exact, 0, prompts[0])
     assert torch.equal(exact.forward(step(0, 0, *range(1, 20))), expected)
-
-
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"cuda_graphs": "on"}, "--cuda-graphs on needs --device cuda"),
-        ({"cuda_graphs": "always"}, "use auto, on or off"),
-        ({"exact_rows": 0}, "must be 1 to 32"),
-        ({"exact_rows": 33}, "must be 1 to 32"),
-    ],
-)
-def test_steps_that_cannot_be_are_refused(
-    target_checkpoint: Path, changes: dict[str, Any], message: str
-) -> None:
-    with pytest.raises(SettingsError, match=message):
-        _load(target_checkpoint, **changes)

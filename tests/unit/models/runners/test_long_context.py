@@ -17,12 +17,6 @@ from tests.support.devices.tensor_trace import TensorTrace
 
 SHORT, LONG = 1024, 8192
 MASK_OPERATORS = {"aten.full.default", "aten.triu_.default", "aten.repeat_interleave.self_int"}
-BATCH_MASK_OPERATORS = {
-    "aten.arange.default",
-    "aten.gt.Tensor",
-    "aten.zeros.default",
-    "aten.masked_fill_.Scalar",
-}
 
 
 @pytest.fixture(scope="module")
@@ -89,17 +83,14 @@ def test_a_verification_writes_more_only_into_one_mask_of_its_few_rows(
     assert sum(grown.values()) <= 3 * one_mask  # filled, cut, and repeated for the heads of a group
 
 
-def test_steps_of_several_sequences_write_more_only_into_one_mask(
+def test_steps_of_several_sequences_write_as_much_after_8000_tokens(
     filled: VideoLanguageModel,
 ) -> None:
-    rows = {slots: [SequenceRows(slot, 0, (5,)) for slot in slots] for slots in ((0, 1), (2, 3))}
-    for step in rows.values():
-        filled.forward(StepPlan(tuple(step)))  # clears what is not defined, for many steps to come
-    short, long = (traced(filled, *step) for step in rows.values())
-    grown = long.written - short.written
-    assert set(grown) <= BATCH_MASK_OPERATORS
-    positions, comparisons, masks = 8, 2 * 1, 2 * 4  # bytes a column
-    assert sum(grown.values()) <= (positions + comparisons + 2 * masks) * (LONG - SHORT)
+    short, long = (
+        traced(filled, *(SequenceRows(slot, 0, (5,)) for slot in slots))
+        for slots in ((0, 1), (2, 3))
+    )
+    assert short.written == long.written
 
 
 def test_no_step_of_an_answer_pays_for_the_positions_of_those_that_follow(

@@ -12,7 +12,7 @@ import torch
 from hippo.models.attention.tap import most_reused
 from hippo.models.interface.base import AttentionTap, Prompt, SequenceRows, StepPlan
 from hippo.models.interface.base import VideoLanguageModel as Model
-from hippo.models.interface.content import CachedRows, cached_places, cached_rows, no_rows, salted
+from hippo.models.interface.content import CachedRows, cached_places, cached_rows, salted
 from hippo.models.interface.plan import LoadPlan
 from hippo.models.load import load_model
 from hippo.types import ChatMessage, FramePlan, TextPart
@@ -127,11 +127,6 @@ def test_salts_share_nothing(family: Model) -> None:
     assert len(digests) == 3
 
 
-def test_nothing_is_shared_with_an_empty_slot(family: Model) -> None:
-    rows = cached_rows(prepare(family, user("text")))
-    assert rows.common_length(no_rows()) == no_rows().common_length(rows) == 0
-
-
 @pytest.mark.parametrize("seed", range(20))
 def test_the_common_length_is_that_of_comparing_row_by_row(seed: int) -> None:
     chance = random.Random(seed)
@@ -199,15 +194,6 @@ def test_another_question_goes_on_behind_the_first_ones_clip_without_its_feature
     run(family, 1, one)
     family.forward(StepPlan((SequenceRows(1, 0, (40, 41, 42)),)))
     assert_close(run(family, 1, other, shared(one, other), is_blind=True), expected)
-
-
-def test_a_pruned_prefill_goes_on_behind_reused_rows(family: Model) -> None:
-    one, other = (prepare(family, user(0, text), clip()) for text in QUESTIONS)
-    kept = torch.arange(0, one.visual_indices.shape[0], 3)
-    expected = run(family, 0, other, kept=kept)
-    run(family, 1, one, kept=kept)
-    rows, others = (cached_rows(p).at(cached_places(p, kept)) for p in (one, other))
-    assert_close(run(family, 1, other, rows.common_length(others), kept=kept), expected)
 
 
 def test_a_second_turn_goes_on_behind_the_answer_that_was_decoded(family: Model) -> None:

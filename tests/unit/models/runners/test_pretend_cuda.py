@@ -11,24 +11,15 @@ from pathlib import Path
 import pytest
 import torch
 
-from hippo.engine.warmup import warm_up
-from hippo.models.interface.base import Prompt, SequenceRows, StepPlan
+from hippo.models.interface.base import Prompt
 from hippo.models.interface.base import VideoLanguageModel as Model
 from hippo.models.interface.plan import LoadPlan
 from hippo.models.load import load_model
-from hippo.pruning.select import needs_prefill
 from hippo.sampling.masks import mask_logits
 from hippo.sampling.sampler import SampleRequest, TokenSampler, choose_step
-from hippo.types import PruningStrategy, SamplingParams
+from hippo.types import SamplingParams
 from tests.support.devices.pretend_cuda import PretendTensor, pretend_cuda
-from tests.support.models.model_calls import (
-    FAMILIES,
-    prefill,
-    score,
-    select,
-    step,
-    step_behind_copy,
-)
+from tests.support.models.model_calls import FAMILIES, compare_all
 from tests.support.models.reference import clip, prepare, user
 
 FLASH = "qwen2.5-vl, without masks"
@@ -81,36 +72,11 @@ def test_pixels_do_not_wait_for_the_tower(pair: Pair) -> None:
     assert pair.waits == []
 
 
-def test_steps(pair: Pair) -> None:
+def test_a_gpus_numbers_are_those_of_the_cpu(pair: Pair) -> None:
     assert pair.there.info.device == "cuda:0"
     assert pair.there.info.device_uuids == ("GPU-pretended",)
-    prompt = prepare(pair.here, user(0, "what is it?"), clip())
-    visual = {model: model.embed_visual(prompt) for model in (pair.here, pair.there)}
-    for slot in range(4):
-        pair.agree(partial(prefill, slot=slot, prompt=prompt, visual=visual))
-    for num_rows in (1, 2, 8, 9, 33, 70):
-        pair.agree(partial(step, plan=StepPlan((SequenceRows(0, 0, (5,) * num_rows),))))
-    several = StepPlan(
-        tuple(SequenceRows(slot, 0, (5,) * rows) for slot, rows in ((3, 3), (1, 1), (2, 9)))
-    )
-    logits = pair.agree(partial(step, plan=several))
-    pair.agree(partial(step_behind_copy, plan=several))
-    warm_up(pair.there, prompt, slot=1, num_tapped=1, max_rows=9)
+    prompt, logits = compare_all(pair.here, pair.there, pair.agree)
     check_sampling(pair, logits, prompt)
-
-
-def test_prompts(pair: Pair) -> None:
-    prompt = prepare(pair.here, user(0, "what is it?"), clip())
-    visual = {model: model.embed_visual(prompt) for model in (pair.here, pair.there)}
-    num_visual = int(prompt.visual_indices.shape[0])
-    kept = torch.arange(0, num_visual, 3)
-    pair.agree(partial(prefill, slot=0, prompt=prompt, visual=visual, kept=kept))
-    pair.agree(partial(prefill, slot=1, prompt=prompt, visual=visual))
-    pair.agree(partial(score, slot=2, prompt=prompt, visual=visual))
-    pair.agree(partial(prefill, slot=1, prompt=prompt, visual=visual, num_reused=4))
-    for strategy in filter(needs_prefill, PruningStrategy):
-        here = select(pair.here, strategy, prompt, visual[pair.here])
-        assert here and here == select(pair.there, strategy, prompt, visual[pair.there])
 
 
 def check_sampling(pair: Pair, logits: torch.Tensor, prompt: Prompt) -> None:
