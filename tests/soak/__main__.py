@@ -28,9 +28,9 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from demo.world.clips import write_bench_clips
 from rich.console import Console
 
+from demo.world.clips import write_bench_clips
 from hippo.cli.stack import BUNDLED_PAIR, StackOptions, default_cores
 from hippo.client.requests import Question, question_about
 from hippo.client.server import Server
