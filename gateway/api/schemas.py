@@ -88,9 +88,7 @@ class PruningOptions(Model):
     """How the visual tokens that the draft sees are chosen; the answer does not depend on them."""
 
     strategy: (
-        Literal[
-            "holistic", "attention", "specvlm", "hybrid", "uv", "uniform", "random", "none", "blind"
-        ]
+        Literal["holistic", "attention", "specvlm", "uv", "uniform", "random", "none", "blind"]
         | None
     ) = None
     ratio: float | None = Field(default=None, ge=0, le=0.99, description="Share that is dropped.")
@@ -99,7 +97,7 @@ class PruningOptions(Model):
         default=None, ge=0, lt=2**32, description="Prompts with fewer are not pruned."
     )
     spatial_score: Literal["contrast", "variance"] | None = Field(
-        default=None, description="Of holistic and hybrid; the HIPPO paper has variance."
+        default=None, description="Of holistic; the HIPPO paper has variance."
     )
     spread: float | None = Field(
         default=None,
