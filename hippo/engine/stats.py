@@ -20,7 +20,7 @@ class EngineCounters:
     num_prefills: int = 0
     num_prefix_hits: int = 0  # prefills that reused rows
     num_prefix_misses: int = 0  # prefills that reused no rows
-    num_prompt_rows: int = 0  # of finished prefills, including reused rows
+    num_prompt_rows: int = 0  # rows of finished prefills, including reused rows
     num_reused_rows: int = 0
     num_forwards: int = 0
     num_rows: int = 0

@@ -90,8 +90,8 @@ class EngineCollector(Collector):
 
 
 def _device_memory(device: torch.device) -> tuple[int, int]:
-    """Returns used and total bytes: on a GPU as the driver reports them; on a CPU those of this
-    process and the lower limit of machine and cgroup."""
+    """Returns used and total bytes: on a GPU as the driver reports them; on a CPU the bytes of
+    this process, and the lower limit of machine and cgroup."""
     if device.type == "cuda":
         free, total = torch.cuda.mem_get_info(device)
         return int(total - free), int(total)
