@@ -178,7 +178,6 @@ class Engine:
             return
         sequence.close()
         self._sequences.pop(sequence, None)
-        self.counters.num_sequences = len(self._sequences)
         self.jobs.drop_jobs(sequence)
         self._slow_masks.forget(sequence)
         held = None
@@ -215,7 +214,6 @@ class Engine:
             raise UnavailableError("the service's device has failed")
         sequence.accept(submission, self.model.info)
         self._sequences[sequence] = None
-        self.counters.num_sequences = len(self._sequences)
         self.counters.num_opened += 1
         sequence.begin_prefill(self)
 

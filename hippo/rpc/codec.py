@@ -25,7 +25,7 @@ _MESSAGES: Mapping[type, type[Message]] = {
     **{
         value: getattr(pb, name)
         for name, value in vars(types).items()
-        if dataclasses.is_dataclass(value) and hasattr(pb, name)
+        if isinstance(value, type) and dataclasses.is_dataclass(value) and hasattr(pb, name)
     },
     types.TextPart: pb.ContentPart,
     types.MediaPart: pb.ContentPart,

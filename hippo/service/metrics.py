@@ -70,7 +70,7 @@ class EngineCollector(Collector):
             (own.ROWS, counters.num_rows),
             (own.FORWARD_SEQUENCES, counters.num_stepped),
             (own.PREFIX_HITS, counters.num_prefix_hits),
-            (own.PREFIX_MISSES, counters.num_prefix_misses),
+            (own.PREFIX_MISSES, counters.num_prefills - counters.num_prefix_hits),
             (own.PREFILL_ROWS, counters.num_prompt_rows),
             (own.REUSED_ROWS, counters.num_reused_rows),
             (own.VISION_CACHE_HITS, vision.num_hits),

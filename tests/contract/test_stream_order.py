@@ -121,7 +121,7 @@ async def test_a_breach_of_a_streams_order_is_invalid_and_frees_the_slot(
         assert status.code() is grpc.StatusCode.INVALID_ARGUMENT
         assert words in (status.details() or "")
         await until_free(service)
-        await until(lambda: backend_of(service).engine.counters.num_sequences == 0)
+        await until(lambda: not backend_of(service).engine._sequences)
 
 
 @pytest.mark.parametrize(("method", "request_type"), [("Draft", D), ("Verify", V)])

@@ -43,6 +43,11 @@ def test_forwards_that_give_many_tokens_leave_more_time_for_prefills() -> None:
     assert budget(7, 1, tokens_each=3) == 6 * FORWARD_NS
 
 
+def test_a_forward_counts_as_four_at_most_and_as_one_at_least() -> None:
+    assert budget(7, 1, tokens_each=20) == 8 * FORWARD_NS
+    assert budget(7, 1, tokens_each=0) == 2 * FORWARD_NS
+
+
 def test_prefills_take_two_thirds_of_a_forward_from_other_clients() -> None:
     assert budget(7, 1, tokens_each=4, delays_others=True) == pytest.approx(2 / 3 * FORWARD_NS)
     assert budget(1, 8, delays_others=True) == pytest.approx(FORWARD_NS / 2)

@@ -109,6 +109,13 @@ def test_a_late_block_that_begins_with_a_settled_token_ends_the_conservative_mod
     assert isinstance(verifier.next_step(0), Wait)
 
 
+def test_each_wait_is_counted_from_the_end_of_the_step_before() -> None:
+    verifier = make_verifier(optimistic=StepLimits(1, 8, 500))
+    assert verifier.next_step(0) == Wait(500)
+    verify(verifier, 11, now_ns=600)
+    assert verifier.next_step(700) == Wait(1200)
+
+
 def test_a_block_of_a_later_run_ends_the_queued_one() -> None:
     verifier = make_verifier()
     verifier.add_block(block(11, 12))
