@@ -38,7 +38,6 @@ class PruningStrategy(enum.Enum):
     ATTENTION = "attention"
     HOLISTIC = "holistic"
     SPECVLM = "specvlm"
-    HYBRID = "hybrid"
     UV = "uv"
 
 
@@ -60,8 +59,8 @@ class Media:
     kind: MediaKind
     data: bytes = field(default=b"", repr=False)
     path: str = ""
-    num_bytes: int = 0  # of the file at ``path``
-    modified_ns: int = 0  # of the file at ``path``, since the epoch, modulo 2**64
+    num_bytes: int = 0  # size of the file at ``path``
+    modified_ns: int = 0  # last change of that file, since the epoch, modulo 2**64
     uuid: str = ""  # empty: the content is the key of caches
 
 
@@ -105,7 +104,7 @@ class SamplingParams:
     seed: int = 0  # uint64
     choice_index: int = 0
     min_tokens: int = 0  # end tokens are excluded at completion indices below min_tokens
-    grammar: str = ""  # of the completion's text, in one of llguidance's forms; empty: any text
+    grammar: str = ""  # the completion's form, as llguidance takes it; empty: any text
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,10 +115,10 @@ class FramePlan:
     fps: float = 0.0
     min_frames: int = 0
     max_frames: int = 0
-    max_pixels: int = 0  # of one frame or image after resizing
+    max_pixels: int = 0  # in a frame or image after resizing
     num_frames: int = 0
-    min_pixels: int = 0  # of one frame or image after resizing
-    max_visual_tokens: int = 0  # of all videos of the request together
+    min_pixels: int = 0  # in a frame or image after resizing
+    max_visual_tokens: int = 0  # in all videos of the request together
     background: int = 0  # behind transparent pixels: 1 + 0xRRGGBB; 0: white
 
 
@@ -129,12 +128,12 @@ class MediaUse:
 
     kind: MediaKind
     num_frames: int  # sampled; 1 for an image
-    width: int  # of a frame after resizing, in pixels
+    width: int  # pixels of a frame after resizing
     height: int
     num_tokens: int  # visual tokens of the item
     visual_grid: tuple[int, ...] = ()  # frames, rows, columns of a video's prunable tokens
     frame_seconds: tuple[float, ...] = ()  # time of each sampled frame of a video
-    notes: tuple[str, ...] = ()  # what of the file could not be used, a sentence each
+    notes: tuple[str, ...] = ()  # which parts of the file could not be used, a sentence each
 
 
 @dataclass(frozen=True, slots=True)
@@ -196,18 +195,6 @@ class Pace:
     max_reused: int = 0
     max_branched: int = 0
 
-    @property
-    def for_target(self) -> tuple[StepLimits, StepLimits, int]:
-        """The fields that a verifier uses."""
-        return self.optimistic, self.conservative, self.max_reused
-
-    @property
-    def for_draft(self) -> tuple[int, int, int, int]:
-        """The fields that a drafter uses; a run's first block is due with the third number of
-        tokens (0: a few)."""
-        first = self.conservative.min_draft_tokens
-        return self.max_ahead, self.block_size, first, self.max_branched
-
 
 TARGET_ONLY = Pace()
 
@@ -232,8 +219,8 @@ class Block:
     is_exhausted: bool = False  # the draft sends nothing more until the next commit
     step_ns: int = 0  # device time per draft token, running mean
     wait_ns: int = 0  # idle time of the draft's device before this block
-    guessed_places: tuple[int, ...] = ()  # of the tokens that stood in a guess of the draft
-    branches: tuple[Branch, ...] = ()  # of the run; each replaces an earlier one at its index
+    guessed_places: tuple[int, ...] = ()  # places of tokens that stood in a guess of the draft
+    branches: tuple[Branch, ...] = ()  # the run's; each replaces an earlier branch at its index
     is_from_branch: bool = False  # the first block of a run that began with a branch
 
 
@@ -244,11 +231,11 @@ class Timing:
     queue_ns: int = 0
     forward_ns: int = 0
     wait_ns: int = 0  # time that the device waited for the other side
-    num_rows: int = 0  # of this sequence
+    num_rows: int = 0  # this sequence's
     context_length: int = 0  # cached tokens before the rows; of a prefill: reused tokens
     num_sequences: int = 0  # in the forward, including this sequence; 0: unknown
-    num_batch_rows: int = 0  # of all sequences in the forward
-    vision_ns: int = 0  # of a prefill: the part of forward_ns that the vision tower took
+    num_batch_rows: int = 0  # rows of all sequences in the forward
+    vision_ns: int = 0  # part of a prefill's forward_ns that the vision tower took
 
 
 @dataclass(frozen=True, slots=True)
@@ -348,11 +335,11 @@ class ModelInfo:
     num_slots: int
     num_parameters: int
     protocol_version: int = PROTOCOL_VERSION
-    device_uuids: tuple[str, ...] = ()  # of the GPUs, equal in all processes and containers
+    device_uuids: tuple[str, ...] = ()  # the GPUs', equal in all processes and containers
     media_dirs: tuple[str, ...] = ()  # whose files the service opens by Media.path
-    video_hash: bytes = b""  # of how a video becomes prompt ids; empty: not told
+    video_hash: bytes = b""  # hash of how a video becomes prompt ids; empty: not told
     takes_grammars: bool = False  # whether SamplingParams.grammar takes effect
-    cache_tokens: int = 0  # of a slot, less than the context if a draft's; 0: the whole context
+    cache_tokens: int = 0  # tokens that a draft's slot caches; 0: the whole context
     frame_sampling: str = ""  # JSON of max_frames and hippo.media.resizing.FrameLimits; "": unknown
 
     @property

@@ -17,7 +17,6 @@ from hippo.types import PruningStrategy, SpatialScore
 RATIOS = (0.5, 0.75, 0.9, 0.95, 0.98)
 STRATEGIES = (
     PruningStrategy.HOLISTIC,
-    PruningStrategy.HYBRID,
     PruningStrategy.ATTENTION,
     PruningStrategy.SPECVLM,
     PruningStrategy.UV,
@@ -111,14 +110,8 @@ def ablation_choices(layers: Layers, ratio: float) -> dict[str, Choice]:
                 (f"{score} + temporal", (0.0, 1.0, 1.0)),
             )
         },
-        "normalisation: min-max": varied(normalisation="min-max"),
-        "normalisation: z-score": varied(normalisation="z-score"),
         "attention: of all text behind the video, causal": replace(base, scope="causal"),
-        "top-k: global": varied(per_frame=False),
-        "top-k: per frame": varied(per_frame=True),
-        "top-k: by the frame's change (hybrid)": replace(base, strategy=PruningStrategy.HYBRID),
         **{f"spread: {spread:g}": varied(spread=spread) for spread in (0.0, 0.05, 0.1, 0.2)},
-        **{f"crop: {crop}": varied(crop=crop) for crop in (3, 5, 7)},
         "positions: original": base,
         "positions: compacted": replace(base, is_compacted=True),
     }

@@ -8,7 +8,6 @@ from typing import Any
 
 COLOURS: Mapping[str, str] = {
     "holistic": "#c2410c",
-    "hybrid": "#e9a13b",
     "attention": "#2f6f9f",
     "specvlm": "#7fb2d6",
     "uv": "#7a4f9f",

@@ -19,7 +19,7 @@ from hippo.cli.stack import StackOptions
 
 SWEPT = ("holistic", "uv", "specvlm", "uniform")
 RATIOS = (0.5, 0.75, 0.9, 0.95, 0.98)
-OTHERS = ("hybrid", "attention", "random")  # at one ratio
+OTHERS = ("attention", "random")  # at one ratio
 OPTIONS: Mapping[str, Mapping[str, Any]] = {
     "variance as spatial score": {"spatial_score": "variance"},
     "spread 0": {"spread": 0.0},

@@ -87,9 +87,7 @@ class PruningOptions(Model):
     """How the visual tokens that the draft sees are chosen; the answer does not depend on them."""
 
     strategy: (
-        Literal[
-            "holistic", "attention", "specvlm", "hybrid", "uv", "uniform", "random", "none", "blind"
-        ]
+        Literal["holistic", "attention", "specvlm", "uv", "uniform", "random", "none", "blind"]
         | None
     ) = None
     ratio: float | None = Field(default=None, ge=0, le=0.99)
@@ -99,7 +97,7 @@ class PruningOptions(Model):
     min_visual_tokens: int | None = Field(default=None, ge=0, lt=2**32)
     """Prompts with fewer are not pruned."""
     spatial_score: Literal["contrast", "variance"] | None = None
-    """Of holistic and hybrid; the HIPPO paper has variance."""
+    """Of holistic; the HIPPO paper has variance."""
     spread: float | None = Field(default=None, ge=0, le=1)
     """Share of holistic's kept tokens that is spaced evenly; the HIPPO paper has 0."""
     score_layer_share: float | None = Field(default=None, gt=0, le=1)

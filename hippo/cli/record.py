@@ -18,7 +18,7 @@ from hippo.errors import HippoError, InvalidRequestError, OverloadedError
 from hippo.page import recording
 
 # As hippo/page/frames.js has them.
-STRATEGIES = ("holistic", "attention", "specvlm", "hybrid", "uv", "uniform", "random")
+STRATEGIES = ("holistic", "attention", "specvlm", "uv", "uniform", "random")
 MOST_FRAMES = 32
 FRAME_WIDTH = 192
 _JPEG_QUALITY = 70

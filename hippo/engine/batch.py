@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 import torch
 
@@ -12,6 +13,13 @@ from hippo.engine.sequence import EngineSequence
 from hippo.models.interface.transfer import to_device
 from hippo.sampling.sampler import RowNotes, SampleRequest, sample_step
 from hippo.speculation.core import Step, Wait
+
+
+class Work(NamedTuple):
+    """A sequence's part of a forward."""
+
+    sequence: EngineSequence
+    step: Step
 
 
 class SlowMasks:
@@ -44,7 +52,7 @@ class SlowMasks:
         if isinstance(step, Step) and (masks := sequence.sampler.masks) is not None:
             if masks.expected_ns > self._room_ns:
                 self._steps[sequence] = step
-                masks.start_slow(sequence.core.history(step), step.guess, self._on_ready)
+                masks.start(sequence.core.history(step), step.guess, on_ready=self._on_ready)
                 return None
             self._room_ns -= masks.expected_ns
         return step
@@ -54,7 +62,7 @@ class SlowMasks:
         self._steps.pop(sequence, None)
 
 
-def start_masks(steps: Sequence[tuple[EngineSequence, Step]]) -> None:
+def start_masks(steps: Sequence[Work]) -> None:
     """Starts the masks that are not started, which are computed beside the forward."""
     for sequence, step in steps:
         masks = sequence.sampler.masks
@@ -62,9 +70,7 @@ def start_masks(steps: Sequence[tuple[EngineSequence, Step]]) -> None:
             masks.start(sequence.core.history(step), step.guess)
 
 
-def sample_steps(
-    steps: Sequence[tuple[EngineSequence, Step]], logits: torch.Tensor
-) -> list[tuple[list[int], RowNotes]]:
+def sample_steps(steps: Sequence[Work], logits: torch.Tensor) -> list[tuple[list[int], RowNotes]]:
     """Returns each step's tokens, one per used row, and the notes of these rows.
 
     ``logits`` ``[rows, vocabulary]`` cover all rows of the forward, or only the used rows.
@@ -80,7 +86,7 @@ def sample_steps(
     return sample_step(requests, logits)
 
 
-def _used_rows(steps: Sequence[tuple[EngineSequence, Step]]) -> list[int]:
+def _used_rows(steps: Sequence[Work]) -> list[int]:
     """Returns the indices of each step's last ``num_guessed + 1`` rows in the forward."""
     ends = itertools.accumulate(len(step.token_ids) for _, step in steps)
     return [

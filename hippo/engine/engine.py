@@ -1,10 +1,10 @@
 """The engine: schedules, runs and postprocesses forwards on the device thread.
 
-    event loop                                    device thread
+    event loop                                 device thread
     submit_sequence, ...    ──── inbox ────►   handle the inbox
                                                pieces of prefills (hippo.engine.fairness)
                                                one forward over all sequences that are ready
-    StreamQueue.put_item    ◄─── mailbox ───   messages
+    StreamQueue.put_item    ◄──────────────    messages
 
 The thread handles the inbox between pieces of prefills and after each forward, so a closed stream
 frees its slot at the next forward boundary. Without work the thread waits for the inbox. Each
@@ -16,32 +16,29 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from functools import partial
 from time import perf_counter_ns
 from traceback import clear_frames
 from typing import Any, TypeVar
 
 import torch
 
-from hippo.engine.batch import SlowMasks, sample_steps, start_masks
+from hippo.engine.batch import SlowMasks, Work, sample_steps, start_masks
 from hippo.engine.bounded import VisionCache
 from hippo.engine.device_thread import DeviceThread
 from hippo.engine.fairness import PrefillShare
 from hippo.engine.jobs import Jobs, mark_on
-from hippo.engine.prompts import ReadPrompt
-from hippo.engine.sequence import EngineSequence, Job
+from hippo.engine.sequence import EngineSequence, Job, Submission
 from hippo.engine.stats import EngineCounters
 from hippo.engine.warmup import warm_up, warm_up_model
 from hippo.errors import HippoError, UnavailableError
 from hippo.models.interface.base import Prompt, SequenceRows, StepPlan, VideoLanguageModel
 from hippo.models.interface.content import CachedRows
-from hippo.speculation.core import PROMPT_STEP, Step, Wait
+from hippo.speculation.core import PROMPT_STEP, Wait
 from hippo.types import Timing
 
 _log = logging.getLogger(__name__)
 
 ResultT = TypeVar("ResultT")
-Work = tuple[EngineSequence, Step]
 
 
 class Engine:
@@ -90,23 +87,9 @@ class Engine:
         """See DeviceThread.call."""
         return await self._thread.call(function)
 
-    def submit_sequence(
-        self, sequence: EngineSequence, read: ReadPrompt, slot: int, held: CachedRows
-    ) -> None:
-        """Hands a sequence over to the device thread.
-
-        ``held`` describes the rows that the slot holds from its previous sequence.
-        """
-        prepare = partial(
-            sequence.set_prompt,
-            read,
-            slot,
-            held,
-            submitted_ns=perf_counter_ns(),
-            num_token_ids=self.model.info.num_token_ids,
-            device=self.device,
-        )
-        self._call_for(sequence, lambda: self._open(sequence, prepare))
+    def submit_sequence(self, sequence: EngineSequence, submission: Submission) -> None:
+        """Hands a sequence over to the device thread."""
+        self._call_for(sequence, lambda: self._open(sequence, submission))
 
     def post_message(self, sequence: EngineSequence, message: Any) -> None:
         """Passes a message to a sequence, submitted or not."""
@@ -135,13 +118,6 @@ class Engine:
 
     # --- SequenceHost (device thread) ---
 
-    @property
-    def piece_began_ns(self) -> int:
-        return self.jobs.piece_began_ns
-
-    def device_ns(self, sequence: EngineSequence) -> int:
-        return self.jobs.device_ns(sequence)
-
     def emit_message(self, sequence: EngineSequence, message: Any) -> None:
         self._thread.call_on_loop(sequence.output.put_item, message)
 
@@ -167,10 +143,9 @@ class Engine:
         *,
         rows: CachedRows,
         num_reused: int,
-        queue_ns: int,
         wait_ns: int = 0,
     ) -> None:
-        [(token_ids, notes)] = sample_steps([(sequence, PROMPT_STEP)], logits[None])
+        [(token_ids, notes)] = sample_steps([Work(sequence, PROMPT_STEP)], logits[None])
         sequence.held = rows
         self.counters.count_prefill(len(rows), num_reused)
         self._thread.handle_inbox()
@@ -178,8 +153,8 @@ class Engine:
             return
         sequence.ready_ns = sequence.stages.prefill_ended_ns = perf_counter_ns()
         timing = Timing(
-            queue_ns=queue_ns,
-            forward_ns=self.jobs.device_ns(sequence),
+            queue_ns=sequence.began_ns - sequence.submitted_ns,
+            forward_ns=sequence.device_ns,
             wait_ns=wait_ns,
             num_rows=len(rows) - num_reused,
             context_length=num_reused,
@@ -203,7 +178,6 @@ class Engine:
             return
         sequence.close()
         self._sequences.pop(sequence, None)
-        self.counters.num_sequences = len(self._sequences)
         self.jobs.drop_jobs(sequence)
         self._slow_masks.forget(sequence)
         held = None
@@ -233,14 +207,13 @@ class Engine:
         for sequence in self._sequences:
             sequence.wait_ns += idle_ns
 
-    def _open(self, sequence: EngineSequence, prepare: Callable[[], None]) -> None:
+    def _open(self, sequence: EngineSequence, submission: Submission) -> None:
         if sequence.is_closed:
             return
         if self._failure is not None:
             raise UnavailableError("the service's device has failed")
-        prepare()
+        sequence.accept(submission, self.model.info)
         self._sequences[sequence] = None
-        self.counters.num_sequences = len(self._sequences)
         self.counters.num_opened += 1
         sequence.begin_prefill(self)
 
@@ -262,7 +235,7 @@ class Engine:
             if isinstance(step, Wait):
                 until_ns = step.until_ns if until_ns is None else min(until_ns, step.until_ns)
             elif step is not None:
-                steps.append((sequence, step))
+                steps.append(Work(sequence, step))
         return steps, until_ns
 
     def _advance_jobs(self) -> bool:
@@ -297,15 +270,15 @@ class Engine:
             sampled = sample_steps(steps, logits)
         except Exception as error:
             if len(steps) > 1:
-                for pair in steps:
-                    if not pair[0].is_closed:
-                        self._step([pair])
+                for work in steps:
+                    if not work.sequence.is_closed:
+                        self._step([work])
                 return
-            self._fail(steps[0][0], error)
-            self._check_device(error, steps[0][0].slot)
+            self._fail(steps[0].sequence, error)
+            self._check_device(error, steps[0].sequence.slot)
             return
         ended_ns = perf_counter_ns()
-        forward_ns, clients = ended_ns - began_ns, [pair[0].request.client for pair in steps]
+        forward_ns, clients = ended_ns - began_ns, [work.sequence.request.client for work in steps]
         self.counters.count_forward(forward_ns, plan.num_rows, len(steps))
         self._thread.handle_inbox()
         num_tokens = 0

@@ -52,7 +52,7 @@ class PrefillShare:
     """
 
     def __init__(self) -> None:
-        self._clients: Collection[str] = ()  # of the sequences of the last forward
+        self._clients: Collection[str] = ()  # whose sequences were in the last forward
         self.forward_ns = 0  # duration of the last forward
         self._tokens_each = 1.0
         self._delays_others = False

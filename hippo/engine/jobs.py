@@ -20,6 +20,9 @@ Mark = Callable[[], Callable[[], None]]
 """Marks the work queued so far; returns a function that waits for the end of this work."""
 
 
+_OVER = object()
+
+
 def mark_on(device: torch.device) -> Mark:
     """Returns the mark function of a device; on a CPU, where calls are synchronous, a no-op."""
 
@@ -44,7 +47,7 @@ def _nothing_to_wait_for() -> None:
 class _Entry:
     sequence: EngineSequence
     job: Job
-    num_tokens: int  # of its prompt
+    num_tokens: int  # length of the prompt
     has_begun: bool = False
 
     @property
@@ -57,8 +60,8 @@ class Jobs:
 
     The oldest runs to its end, but for a job of another client whose prompt is at most half as
     long: both then take turns, so that nobody waits for another client's long prompt. Prompts that
-    have begun have together at most ``capacity`` tokens, those of the longest prompt, for which
-    there is memory.
+    have begun have together at most ``capacity`` tokens, the length of the longest prompt, for
+    which there is memory.
     """
 
     def __init__(
@@ -73,14 +76,9 @@ class Jobs:
         # Device time of each client that has jobs; a new client begins with the least of them.
         self._served_ns: dict[str, int] = {}
         self._running: Job | None = None
-        self.piece_began_ns = 0  # start of the piece in progress
 
     def __len__(self) -> int:
         return len(self._entries)
-
-    def device_ns(self, sequence: EngineSequence) -> int:
-        """Returns the device time of the sequence's jobs in ns; only inside one of its pieces."""
-        return sequence.job_ns + perf_counter_ns() - self.piece_began_ns
 
     def add_job(self, sequence: EngineSequence, job: Job, *, num_tokens: int = 0) -> None:
         """Queues a job that has not started, of a prompt of ``num_tokens`` tokens."""
@@ -93,7 +91,7 @@ class Jobs:
         begun = [entry.num_tokens for entry in self._entries if entry.has_begun]
         if not begun:
             return self._entries[0].sequence if self._entries else None
-        first: dict[str, _Entry] = {}  # of each client
+        first: dict[str, _Entry] = {}  # each client's oldest
         for entry in self._entries:
             first.setdefault(entry.client, entry)
 
@@ -112,19 +110,17 @@ class Jobs:
         entry = next(entry for entry in self._entries if entry.sequence is sequence)
         job = entry.job
         entry.has_begun = True
-        self._running, self.piece_began_ns = job, perf_counter_ns()
+        self._running, sequence.piece_began_ns = job, perf_counter_ns()
+        sequence.began_ns = sequence.began_ns or sequence.piece_began_ns
         is_over = True
         try:
-            next(job)
-            is_over = False
-        except StopIteration:
-            pass
+            is_over = next(job, _OVER) is _OVER
         finally:
             self._running = None
             try:
                 self._wait_for_one_before(sequence)
             finally:
-                duration_ns = perf_counter_ns() - self.piece_began_ns
+                duration_ns = perf_counter_ns() - sequence.piece_began_ns
                 sequence.job_ns += duration_ns
                 self._counters.prefill_ns += duration_ns
                 if entry in self._entries:

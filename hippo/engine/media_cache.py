@@ -13,6 +13,7 @@ import asyncio
 from dataclasses import dataclass, replace
 from typing import Protocol
 
+from hippo.base.tasks import start_task
 from hippo.engine.bounded import BoundedCache
 from hippo.models.interface.base import DecodedMedia
 from hippo.types import FramePlan, Media, MediaKind
@@ -64,7 +65,7 @@ class MediaCache(BoundedCache[_Key, DecodedMedia]):
             return decoded
         running = self._running.get(key)
         if running is None:
-            running = _Decoding(asyncio.create_task(self._decode(key, media, plan, salt, client)))
+            running = _Decoding(start_task(self._decode(key, media, plan, salt, client)))
             self._running[key] = running
         running.num_waiting += 1
         try:
@@ -74,7 +75,6 @@ class MediaCache(BoundedCache[_Key, DecodedMedia]):
             if not running.num_waiting:
                 del self._running[key]
                 running.task.cancel()
-            del running  # its error refers to this frame
 
     async def _decode(
         self, key: _Key, media: Media, plan: FramePlan, salt: str, client: str

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from time import perf_counter_ns
-from typing import TypeVar
 
 from hippo.base.tasks import gather_or_cancel
 from hippo.base.texts import TextLimit
@@ -22,8 +21,6 @@ from hippo.models.prompts.messages import REMEDY, texts_of
 from hippo.sampling.masks import GRAMMAR_PARAM, TokenMasks
 from hippo.types import FramePlan, MediaKind, OpenRequest
 
-ResultT = TypeVar("ResultT")
-
 NUM_READER_THREADS = 2
 """Threads that pre-process media, and hence the number of sequences in the queue that read their
 prompts: these threads can prepare no more at once."""
@@ -35,9 +32,9 @@ class ReadPrompt:
 
     prompt: Prompt
     rows: CachedRows  # the rows of the whole prompt
-    max_tokens: int  # of the completion: the request's limit, or the rest of the context
+    max_tokens: int  # the request's limit of the completion, or the rest of the context
     preprocess_ns: int
-    masks: TokenMasks | None = None  # of the request's grammar
+    masks: TokenMasks | None = None  # the request's grammar
 
 
 class PromptReader:
@@ -98,7 +95,9 @@ class PromptReader:
 
         media = await gather_or_cancel(map(decode, range(len(request.media))))
         with span("prepare_prompt"):
-            prompt, rows = await _run(self._threads, self._prepare, request, media)
+            prompt, rows = await asyncio.get_running_loop().run_in_executor(
+                self._threads, self._prepare, request, media
+            )
         max_tokens = fitting_max_tokens(
             request, prompt.length, max_context_length=self._model.info.max_context_length
         )
@@ -143,12 +142,6 @@ class PromptReader:
         self._threads.shutdown(wait=True, cancel_futures=True)
         if self._compiler is not None:
             self._compiler.close()
-
-
-async def _run(
-    threads: ThreadPoolExecutor, function: Callable[..., ResultT], *arguments: object
-) -> ResultT:
-    return await asyncio.get_running_loop().run_in_executor(threads, function, *arguments)
 
 
 def _plan_of_each(request: OpenRequest) -> FramePlan:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Generator, Sequence
+from collections.abc import Callable, Generator, Iterable, Sequence
+from dataclasses import dataclass
 from time import perf_counter_ns
 from typing import Any, Protocol
 
@@ -19,10 +20,20 @@ from hippo.rpc.queue import StreamQueue
 from hippo.sampling.sampler import TokenSampler
 from hippo.speculation.core import Core, Step
 from hippo.speculation.sharpness import Sharpness
-from hippo.types import OpenRequest, PromptInfo, Timing
+from hippo.types import ModelInfo, OpenRequest, PromptInfo, Timing
 
 Job = Generator[None, None, None]
 """Device work that runs one piece up to each yield."""
+
+
+@dataclass(frozen=True, slots=True)
+class Submission:
+    """What the engine gets of a sequence whose prompt is read."""
+
+    read: ReadPrompt
+    slot: int
+    held: CachedRows  # the rows that the slot holds of its previous sequence
+    submitted_ns: int
 
 
 class SequenceHost(Protocol):
@@ -33,13 +44,6 @@ class SequenceHost(Protocol):
 
     @property
     def vision_cache(self) -> VisionCache: ...
-
-    @property
-    def piece_began_ns(self) -> int:
-        """The start of the piece in progress (``perf_counter_ns``)."""
-
-    def device_ns(self, sequence: EngineSequence) -> int:
-        """Returns the device time of the sequence's jobs in ns; only inside one of its pieces."""
 
     def start_job(self, sequence: EngineSequence, job: Job) -> None:
         """Queues device work whose pieces run between two forwards."""
@@ -64,7 +68,6 @@ class SequenceHost(Protocol):
         *,
         rows: CachedRows,
         num_reused: int,
-        queue_ns: int,
         wait_ns: int = 0,
     ) -> None:
         """Starts the core after the prefill of ``rows``, with ``logits`` ``[vocabulary]``."""
@@ -75,7 +78,7 @@ class EngineSequence(ABC):
 
     The event loop creates the sequence, reads ``output`` and sets ``is_submitted``; only the device
     thread uses the rest. ``prompt``, ``rows`` (of the whole prompt), ``slot`` and ``sampler`` are
-    set by ``set_prompt``. ``held`` describes the valid rows of the slot, without the completion.
+    set by ``accept``. ``held`` describes the valid rows of the slot, without the completion.
     """
 
     prompt: Prompt
@@ -86,7 +89,7 @@ class EngineSequence(ABC):
 
     sends_prefill_timing = False  # as a separate message after the prefill
     proposes = False  # whether the sampler proposes tokens, as a draft's
-    sharpness: Sharpness | None = None  # of a draft's choices at a temperature above 0
+    sharpness: Sharpness | None = None  # a draft has it at a temperature above 0
 
     def __init__(
         self,
@@ -109,7 +112,8 @@ class EngineSequence(ABC):
         self.held = no_rows()
         self.is_submitted = False
         self.is_closed = False
-        self.job_ns = 0  # device time of its prefill
+        self.job_ns = 0  # device time of its prefill, without the piece in progress
+        self.piece_began_ns = 0  # start of the piece in progress, or of the last one
         self.vision_ns = 0  # the part of it that the vision tower took
         self.wait_ns = 0  # idle time of the device since the last take_wait_ns
         self.began_ns = 0  # start of its first device work
@@ -120,25 +124,18 @@ class EngineSequence(ABC):
         """Sends ``info`` once the prompt is read (event loop)."""
         self.output.put_item(info)
 
-    def set_prompt(
-        self,
-        read: ReadPrompt,
-        slot: int,
-        held: CachedRows,
-        *,
-        submitted_ns: int,
-        num_token_ids: int,
-        device: torch.device,
-    ) -> None:
-        """Sets the prompt and the slot, and creates the sampler (device thread)."""
-        self.slot, self.held, self.submitted_ns = slot, held, submitted_ns
+    def accept(self, submission: Submission, info: ModelInfo) -> None:
+        """Takes over the prompt and the slot, and creates the sampler (device thread)."""
+        read = submission.read
+        self.slot, self.held = submission.slot, submission.held
+        self.submitted_ns = submission.submitted_ns
         self.prompt, self.rows = read.prompt, read.rows
         self.core.set_max_tokens(read.max_tokens)
         self.sampler = TokenSampler(
             self.request.sampling,
             read.prompt.input_ids,
-            num_token_ids,
-            device,
+            info.num_token_ids,
+            info.device,
             end_token_ids=self.request.end_token_ids,
             masks=read.masks,
             proposes=self.proposes,
@@ -157,12 +154,34 @@ class EngineSequence(ABC):
         prompt, self.prompt = self.prompt, self.prompt.without_pixels()
         if not is_needed:
             return None
-        before_ns = host.device_ns(self)
+        before_ns = self.device_ns
         self.stages.tower_began_ns = perf_counter_ns() if prompt.items else 0
         visual = yield from host.model.embed_pieces(prompt, host.vision_cache)
         self.stages.tower_ended_ns = perf_counter_ns()
-        self.vision_ns = host.device_ns(self) - before_ns
+        self.vision_ns = self.device_ns - before_ns
         return visual
+
+    def run_prefill(
+        self,
+        pieces: Iterable[torch.Tensor | None],
+        *,
+        after_piece: Callable[[], object] = lambda: None,
+    ) -> Generator[None, None, torch.Tensor]:
+        """Runs the pieces of a model's prefill, and ``after_piece`` after each but the last;
+        returns the logits (device thread)."""
+        self.stages.prefill_began_ns = perf_counter_ns()
+        logits = None
+        for logits in pieces:
+            if logits is None:
+                after_piece()
+                yield
+        assert logits is not None, "a prefill ends with logits"
+        return logits
+
+    @property
+    def device_ns(self) -> int:
+        """Device time of the sequence's jobs in ns; only inside one of their pieces."""
+        return self.job_ns + perf_counter_ns() - self.piece_began_ns
 
     def close(self) -> None:
         """Marks the sequence as ended (device thread); a subclass also frees what it holds."""

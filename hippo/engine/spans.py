@@ -90,15 +90,12 @@ class StreamRecord:
         """Adds the stages so far as children; ``ready_ns`` is the end of the last forward."""
         if not self._is_recording:
             return
-        now_ns = perf_counter_ns()
-        if stages.tower_began_ns:
-            self._span.add_child(
-                "vision_tower", stages.tower_began_ns, stages.tower_ended_ns or now_ns
-            )
-        if stages.prefill_began_ns:
-            self._span.add_child(
-                "prefill", stages.prefill_began_ns, stages.prefill_ended_ns or now_ns
-            )
+        for name, began_ns, ended_ns in (
+            ("vision_tower", stages.tower_began_ns, stages.tower_ended_ns),
+            ("prefill", stages.prefill_began_ns, stages.prefill_ended_ns),
+        ):
+            if began_ns:
+                self._span.add_child(name, began_ns, ended_ns or perf_counter_ns())
         if stages.prefill_ended_ns:
             self._span.add_child(
                 "decode",

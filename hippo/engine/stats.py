@@ -14,13 +14,11 @@ _BUCKETS_NS = tuple(int(seconds * 1e9) for seconds in FORWARD_SECONDS)
 class EngineCounters:
     """Only the device thread writes the counters; other threads may read slightly old values."""
 
-    num_sequences: int = 0  # open sequences on the device thread
     num_opened: int = 0
     num_failed: int = 0  # ended by an unexpected error
     num_prefills: int = 0
     num_prefix_hits: int = 0  # prefills that reused rows
-    num_prefix_misses: int = 0  # prefills that reused no rows
-    num_prompt_rows: int = 0  # of finished prefills, including reused rows
+    num_prompt_rows: int = 0  # rows of finished prefills, including reused rows
     num_reused_rows: int = 0
     num_forwards: int = 0
     num_rows: int = 0
@@ -33,10 +31,7 @@ class EngineCounters:
     def count_prefill(self, num_rows: int, num_reused: int) -> None:
         """Counts a finished prefill of ``num_rows`` rows; ``num_reused`` of them were reused."""
         self.num_prefills += 1
-        if num_reused:
-            self.num_prefix_hits += 1
-        else:
-            self.num_prefix_misses += 1
+        self.num_prefix_hits += num_reused > 0
         self.num_prompt_rows += num_rows
         self.num_reused_rows += num_reused
 

@@ -14,9 +14,9 @@ MAX_MEMORY_BYTES = 128 << 20
 """Memory of a trial. An ordinary grammar takes 1 to 5 MiB; the largest that is compiled in
 ``MAX_CPU_S``, a ``multipleOf`` of five digits, about 50 MiB."""
 
-# Of the lexer's automaton, which grows with the answer. A form such as eleven words of any letters
-# needs 20,000 to 50,000 units of fuel in one mask (5 to 10 ms), and 1,500 tokens less than 50,000
-# states. Compiling is not bounded by fuel: remainders by multipleOf cost none.
+# Limits of the lexer's automaton, which grows with the answer. A form such as eleven words of any
+# letters needs 20,000 to 50,000 units of fuel in a mask (5 to 10 ms), and 1,500 tokens fewer than
+# 50,000 states. Compiling is not bounded by fuel: remainders by multipleOf cost none.
 _STEP_LEXER_FUEL = 50_000  # a fourth of the default
 _MAX_LEXER_STATES = 50_000  # a fifth of the default, 1 to 2 kB each
 

@@ -27,7 +27,7 @@ from hippo.types import ModelInfo
 
 _NUM_QUICK = 4  # trials at once of less than QUICK_CPU_S
 _MAX_KNOWN = 1024  # results kept, of at most a kilobyte: a megabyte
-_MAX_WALL_S = 30.0  # of a trial, far above its CPU time on the busiest machine
+_MAX_WALL_S = 30.0  # limit of a trial, far above its CPU time on the busiest machine
 
 
 class _TooCostlyError(Exception):

@@ -2,7 +2,7 @@ import { choice, count, el } from "./dom.js";
 
 // The frames of a video with the visual tokens marked that the draft saw.
 
-export const STRATEGIES = ["holistic", "attention", "specvlm", "hybrid", "uv", "uniform", "random"];
+export const STRATEGIES = ["holistic", "attention", "specvlm", "uv", "uniform", "random"];
 const ANSWERED = "as answered";
 const MOST_FRAMES = 32;
 const FRAME_WIDTH = 192;

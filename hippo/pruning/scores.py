@@ -16,7 +16,6 @@ from hippo.catalog.sizes import SCORED_LOGITS
 from hippo.types import SpatialScore
 
 VisualGrid = tuple[int, int, int]  # frames, rows, columns of one video
-Normalisation = Literal["min-max", "z-score"]
 Scope = Literal["visual", "causal"]
 """The keys over which the softmax of attention scores is taken."""
 
@@ -25,6 +24,7 @@ Scope = Literal["visual", "causal"]
 _BLOCK_ELEMENTS_CPU = 1 << 21
 _BLOCK_ELEMENTS = 1 << 24
 _ROUNDING = 1e-6  # bound of float32 rounding errors in cosines
+_CROP = 5  # rows and columns of the spatial score's window
 
 
 def attention_scores(
@@ -74,7 +74,7 @@ def attention_scores(
 
 
 def alignment(hidden: torch.Tensor, visual: torch.Tensor, text: torch.Tensor) -> torch.Tensor:
-    """Returns the mean cosine of each visual token's hidden state with those of the text: float32
+    """Returns the mean cosine of each visual token's hidden state with the text's states: float32
     ``[num_visual]``.
 
     ``hidden`` is ``[rows, hidden]``; ``visual`` and ``text`` are int64 indices of its rows, on its
@@ -94,7 +94,6 @@ def distinctness(
     features: torch.Tensor,
     grids: Sequence[VisualGrid],
     *,
-    crop: int = 5,
     spatial: SpatialScore = SpatialScore.CONTRAST,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Returns temporal and spatial distinctness of ``features`` ``[N, hidden]``: float32 ``[N]``
@@ -103,7 +102,7 @@ def distinctness(
     Temporal distinctness is ``1 - cos(v[f, r, c], v[f - 1, r, c])`` (HIPPO), 0 to 2. The first
     frame is compared with the second. The tokens of a video with one frame score 0.
 
-    Spatial distinctness compares a token with its neighbours ``u`` in a ``crop x crop`` window:
+    Spatial distinctness compares a token with its neighbours ``u`` in a window of 5 x 5 tokens:
     "contrast" is ``mean(1 - cos(v[f, r, c], u))``, and "variance" is ``Var(cos(v[f, r, c], u))``
     (HIPPO's formula). Only the contrast is high on a small object itself; the variance is high
     beside the object, where similar and dissimilar neighbours meet. The window excludes tokens
@@ -111,15 +110,13 @@ def distinctness(
     few. For the same reason the variance is the unbiased estimate. The variance is 0 with fewer
     than two neighbours, and the contrast is 0 without neighbours.
 
-    Each frame is upcast and normalised once. Raises ValueError for a crop that is even or below 1.
+    Each frame is upcast and normalised once.
     """
-    if crop < 1 or crop % 2 == 0:
-        raise ValueError(f"crop is {crop}; it must be odd, and at least 1")
     changes, contrasts = [], []
     for video, (_, rows, columns) in _videos(features, grids):
         is_cpu = video.device.type == "cpu"
         elements = _BLOCK_ELEMENTS_CPU if is_cpu else _BLOCK_ELEMENTS
-        exists = _existing(rows, columns, crop, video.device)
+        exists = _existing(rows, columns, video.device)
         previous: torch.Tensor | None = None
         steps = []
         for block in torch.split(video, max(1, elements // max(1, video[0].numel()))):
@@ -139,26 +136,16 @@ def distinctness(
     return torch.cat((empty, *changes)), torch.cat((empty, *contrasts))
 
 
-def normalise(
-    scores: torch.Tensor, grids: Sequence[VisualGrid], how: Normalisation = "min-max"
-) -> torch.Tensor:
-    """Normalises scores within each frame: float32 ``[N]``; equal scores of a frame become zeros.
+def normalise(scores: torch.Tensor, grids: Sequence[VisualGrid]) -> torch.Tensor:
+    """Maps the scores of each frame to 0 to 1: float32 ``[N]``; equal scores become zeros.
 
-    "min-max" maps the scores of a frame to 0 to 1, "z-score" to mean 0 and (population) variance 1.
     This removes differences between whole frames, and so the bias to early and late frames (HIPPO).
     """
-    assert how in ("min-max", "z-score"), how
     parts = []
     for video, _ in _videos(scores.float(), grids):
         frames = video.flatten(1)  # [frames, rows * columns]
         least, most = frames.aminmax(dim=1, keepdim=True)
-        if how == "min-max":
-            offset, spread = least, most - least
-        else:
-            offset = frames.mean(1, keepdim=True)
-            spread = frames.std(1, keepdim=True, correction=0)
-        is_flat = (most == least) | (spread == 0)
-        parts.append(((frames - offset) / spread).masked_fill(is_flat, 0.0).flatten())
+        parts.append(((frames - least) / (most - least)).masked_fill(most == least, 0.0).flatten())
     return torch.cat(parts) if parts else scores.float()
 
 
@@ -183,16 +170,17 @@ def _distance(cosine: torch.Tensor) -> torch.Tensor:
     return distance.masked_fill(distance < _ROUNDING, 0.0)
 
 
-def _existing(rows: int, columns: int, crop: int, device: torch.device) -> torch.Tensor:
+def _existing(rows: int, columns: int, device: torch.device) -> torch.Tensor:
     """Marks each token's neighbours within its frame: bool ``[rows, columns, crop, crop]``."""
+    half = _CROP // 2
 
     def inside(length: int) -> torch.Tensor:
         place = torch.arange(length, device=device)[:, None]
-        there = place + torch.arange(-(crop // 2), crop // 2 + 1, device=device)
+        there = place + torch.arange(-half, half + 1, device=device)
         return (there >= 0) & (there < length)  # [length, crop]
 
     exists = inside(rows)[:, None, :, None] & inside(columns)[None, :, None, :]
-    exists[:, :, crop // 2, crop // 2] = False
+    exists[:, :, half, half] = False
     return exists
 
 
@@ -203,9 +191,8 @@ def _spatial(unit: torch.Tensor, exists: torch.Tensor, how: SpatialScore) -> tor
     tokens, so half of the shifts suffice.
     """
     frames, rows, columns, _ = unit.shape
-    crop = exists.shape[-1]
-    half = crop // 2
-    cosines = unit.new_zeros(frames, rows, columns, crop, crop)
+    half = _CROP // 2
+    cosines = unit.new_zeros(frames, rows, columns, _CROP, _CROP)
     for down in range(min(half, rows - 1) + 1):
         reach = min(half, columns - 1)
         for right in range(-reach if down else 1, reach + 1):

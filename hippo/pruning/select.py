@@ -7,11 +7,12 @@ from dataclasses import dataclass
 
 import torch
 
-from hippo.pruning.scores import Normalisation, VisualGrid, distinctness, normalise
+from hippo.pruning.scores import VisualGrid, distinctness, normalise
 from hippo.types import Pruning, PruningStrategy, SpatialScore
 
-_NEED_FEATURES = frozenset({PruningStrategy.HOLISTIC, PruningStrategy.HYBRID})
-_NEED_ATTENTION = _NEED_FEATURES | {PruningStrategy.ATTENTION, PruningStrategy.SPECVLM}
+_NEED_ATTENTION = frozenset(
+    {PruningStrategy.HOLISTIC, PruningStrategy.ATTENTION, PruningStrategy.SPECVLM}
+)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -28,10 +29,7 @@ class SelectionOptions:
     """Choices that the papers leave open, for ablation; docs/algorithms.md gives the reasons."""
 
     spatial: SpatialScore = SpatialScore.CONTRAST  # HIPPO: VARIANCE
-    crop: int = 5  # rows and columns of the spatial score's window
-    normalisation: Normalisation = "min-max"
-    per_frame: bool = False  # attention, holistic: keep an equal share of each frame's tokens
-    weights: tuple[float, float, float] = (1.0, 1.0, 1.0)  # of attention, temporal, spatial
+    weights: tuple[float, float, float] = (1.0, 1.0, 1.0)  # attention, temporal, spatial
     spread: float = 0.05  # holistic: share of the kept tokens that are evenly spaced, not best
     specvlm_mass: float = 0.4  # share of the attention that Stage I keeps; as in SpecVLM's code
 
@@ -62,7 +60,7 @@ def needs_prefill(strategy: PruningStrategy) -> bool:
 
 def needs_features(strategy: PruningStrategy) -> bool:
     """Whether the strategy chooses by the visual embeddings."""
-    return strategy in _NEED_FEATURES
+    return strategy is PruningStrategy.HOLISTIC
 
 
 def default_score_layers(num_layers: int) -> int:
@@ -100,10 +98,7 @@ def select_tokens(
     - ``specvlm``: Stage I keeps the smallest set that holds ``specvlm_mass`` of the attention, at
       most ``num_kept`` tokens; Stage II adds evenly spaced other tokens, the first and the last of
       them included (SpecVLM);
-    - ``uv``: the tokens whose alignment with the text grows most (ParallelVLM's UV-Prune);
-    - ``hybrid``: the highest ``holistic_scores`` of each frame, in proportion to the frame's share
-      of its video's temporal distinctness, from ``scores.features`` (the target's, or others such
-      as the draft's). Frames that do not change come last.
+    - ``uv``: the tokens whose alignment with the text grows most (ParallelVLM's UV-Prune).
     """
     total = sum(frames * rows * columns for frames, rows, columns in visual_grids)
     assert total == num_visual_tokens, (visual_grids, num_visual_tokens)
@@ -130,24 +125,11 @@ def select_tokens(
     if strategy is PruningStrategy.SPECVLM:
         return _select_two_stages(attention, kept, options.specvlm_mass)
     if strategy is PruningStrategy.ATTENTION:
-        score, temporal = attention, None
-    else:
-        features = _given(scores.features, "features", strategy, num_visual_tokens)
-        temporal, spatial = distinctness(
-            features, visual_grids, crop=options.crop, spatial=options.spatial
-        )
-        score = holistic_scores(attention, temporal, spatial, visual_grids, options)
-    if strategy is PruningStrategy.HYBRID:
-        assert temporal is not None
-        return _select_by_frame(score, temporal, visual_grids, kept)
-    num_spread = int(options.spread * kept + 0.5) if strategy is PruningStrategy.HOLISTIC else 0
-    num_best = kept - num_spread
-    if options.per_frame:
-        best = _select_by_frame(score, torch.ones_like(score), visual_grids, num_best)
-    else:
-        best = _first_sorted(_by_score(score), num_best)
-    if num_spread == 0:
-        return best
+        return _first_sorted(_by_score(attention), kept)
+    features = _given(scores.features, "features", strategy, num_visual_tokens)
+    temporal, spatial = distinctness(features, visual_grids, spatial=options.spatial)
+    score = holistic_scores(attention, temporal, spatial, visual_grids, options.weights)
+    best = _first_sorted(_by_score(score), kept - int(options.spread * kept + 0.5))
     is_kept = torch.zeros(num_visual_tokens, dtype=torch.bool, device=score.device)
     return _fill_evenly(is_kept.index_fill_(0, best, True), kept)
 
@@ -157,12 +139,12 @@ def holistic_scores(
     temporal: torch.Tensor,
     spatial: torch.Tensor,
     visual_grids: Sequence[VisualGrid],
-    options: SelectionOptions = DEFAULT_OPTIONS,
+    weights: Sequence[float] = (1.0, 1.0, 1.0),
 ) -> torch.Tensor:
     """Returns the weighted sum of the scores, normalised within each frame: float32 ``[N]``."""
     total = torch.zeros_like(temporal)
-    for score, weight in zip((attention, temporal, spatial), options.weights, strict=True):
-        total += weight * normalise(score, visual_grids, options.normalisation)
+    for score, weight in zip((attention, temporal, spatial), weights, strict=True):
+        total += weight * normalise(score, visual_grids)
     return total
 
 
@@ -186,34 +168,6 @@ def _first_sorted(order: torch.Tensor, kept: int) -> torch.Tensor:
     return order[:kept].sort().values
 
 
-def _select_by_frame(
-    score: torch.Tensor, share: torch.Tensor, visual_grids: Sequence[VisualGrid], kept: int
-) -> torch.Tensor:
-    """Returns the best tokens of each frame, in proportion to the frame's sum of ``share``.
-
-    The sums of each video are scaled to the video's number of tokens, so a still video next to a
-    lively one keeps its part. Webster's method apportions the tokens with one sort: the token of
-    rank ``j`` in its frame gets the key ``(j + 1/2) / sum of the frame``, and the ``kept`` smallest
-    keys are kept. No frame exceeds its number of tokens, and exactly ``kept`` tokens are kept. Of
-    equal keys, the token with the higher score comes first.
-    """
-    places = []
-    start = 0
-    for frames, rows, columns in visual_grids:
-        size = rows * columns
-        part = slice(start, start + frames * size)
-        start = part.stop
-        order = score[part].view(frames, size).sort(dim=1, descending=True, stable=True).indices
-        rank = torch.arange(size, device=score.device).expand(frames, size)
-        rank = torch.empty_like(order).scatter_(1, order, rank)
-        budget = share[part].double().view(frames, size).sum(1, keepdim=True)
-        total = budget.sum()
-        budget = torch.where(total > 0, budget * (frames * size) / total, float(size))
-        places.append(((rank.double() + 0.5) / budget).flatten())
-    order = _by_score(score)
-    return _first_sorted(order[torch.cat(places)[order].sort(stable=True).indices], kept)
-
-
 def _select_two_stages(attention: torch.Tensor, kept: int, share: float) -> torch.Tensor:
     """Applies SpecVLM's Stage I, then Stage II; the sizes of both stay on the device.
 
@@ -233,7 +187,7 @@ def _select_two_stages(attention: torch.Tensor, kept: int, share: float) -> torc
         """Returns how many of Stage II's tokens lie before ``place``, from 0."""
         return (place * num_steps + num_gaps - 1) // num_gaps.clamp(min=1)
 
-    place = (~is_kept).cumsum(0) - 1  # of each other token among the others
+    place = (~is_kept).cumsum(0) - 1  # place of each other token among the others
     is_added = torch.where(
         num_steps > 0, num_before(place + 1) > num_before(place), (num_steps == 0) & (place == 0)
     )

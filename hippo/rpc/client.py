@@ -12,6 +12,7 @@ from typing import Any, Generic, TypeVar
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
+from hippo.base.tasks import start_task
 from hippo.base.tracing import current_span
 from hippo.errors import HippoError, UnavailableError
 from hippo.rpc import codec, convert
@@ -61,7 +62,7 @@ class ClientStream(Generic[SentT, ReceivedT]):
     def __init__(
         self, start: Callable[..., Any], opening: Any, *, peer: str, attributes: dict[str, Any]
     ) -> None:
-        """``start(metadata=...)`` begins the call; ``attributes`` are those of the span."""
+        """``start(metadata=...)`` begins the call; ``attributes`` are the span's."""
         self._start = start
         self._attributes = attributes
         self._envelope = type(opening)
@@ -80,8 +81,8 @@ class ClientStream(Generic[SentT, ReceivedT]):
             problem = f"the {self._peer} is not used any more"
             self._span.end(UnavailableError(problem))
             raise UnavailableError(problem) from None
-        self._writer = asyncio.create_task(self._write_all())
-        self._reader = asyncio.create_task(self._read_all())
+        self._writer = start_task(self._write_all())
+        self._reader = start_task(self._read_all())
         return self
 
     async def __aexit__(
@@ -97,7 +98,6 @@ class ClientStream(Generic[SentT, ReceivedT]):
                 self._writer, self._reader, self._call.code(), return_exceptions=True
             )
         finally:
-            del self._writer, self._reader  # their errors' frames refer to this stream
             self._span.end(error)
 
     async def send_message(self, message: SentT) -> None:
@@ -133,7 +133,7 @@ class ClientStream(Generic[SentT, ReceivedT]):
             self._incoming.close(error_from_rpc(error, peer=self._peer))
         except asyncio.CancelledError:  # the call was cancelled, on either side
             self._incoming.close(await self._error())
-        except Exception as error:  # of gRPC itself
+        except Exception as error:  # a bug of gRPC
             self._incoming.close(error)
         else:
             self._incoming.close()
@@ -242,10 +242,11 @@ class _ServiceClient:
         """Closes the channel; running streams end."""
         await self._channel.close(None)
 
-    def _attributes(self, method: str, request: OpenRequest) -> dict[str, Any]:
-        """Returns the attributes of a stream's span."""
+    def _stream(
+        self, start: Callable[..., Any], method: str, envelope: type[Any], request: OpenRequest
+    ) -> ClientStream[Any, Any]:
         host, _, port = self.address.rpartition(":")
-        return {
+        attributes = {
             "rpc.system.name": "grpc",
             "rpc.method": method,
             "server.address": host,
@@ -253,6 +254,8 @@ class _ServiceClient:
             "hippo.request_id": request.request_id,
             "hippo.choice_index": request.sampling.choice_index,
         }
+        opening = envelope(open=convert.open_to_proto(request))
+        return ClientStream(start, opening, peer=self._peer, attributes=attributes)
 
 
 class DraftClient(_ServiceClient):
@@ -265,12 +268,8 @@ class DraftClient(_ServiceClient):
     def draft(self, request: OpenRequest, *, timeout_s: float | None = None) -> DraftStream:
         """Returns the stream of one drafted sequence, which the service ends after ``timeout_s``.
         Raises InvalidRequestError for values that the protocol cannot represent."""
-        return ClientStream(
-            partial(self._stub.Draft, timeout=timeout_s),
-            draft_pb2.DraftRequest(open=convert.open_to_proto(request)),
-            peer=self._peer,
-            attributes=self._attributes(DRAFT_METHOD, request),
-        )
+        start = partial(self._stub.Draft, timeout=timeout_s)
+        return self._stream(start, DRAFT_METHOD, draft_pb2.DraftRequest, request)
 
 
 class TargetClient(_ServiceClient):
@@ -283,9 +282,5 @@ class TargetClient(_ServiceClient):
     def verify(self, request: OpenRequest, *, timeout_s: float | None = None) -> TargetStream:
         """Returns the stream of one verified sequence, which the service ends after ``timeout_s``.
         Raises InvalidRequestError for values that the protocol cannot represent."""
-        return ClientStream(
-            partial(self._stub.Verify, timeout=timeout_s),
-            target_pb2.VerifyRequest(open=convert.open_to_proto(request)),
-            peer=self._peer,
-            attributes=self._attributes(VERIFY_METHOD, request),
-        )
+        start = partial(self._stub.Verify, timeout=timeout_s)
+        return self._stream(start, VERIFY_METHOD, target_pb2.VerifyRequest, request)

@@ -1,8 +1,9 @@
 """Converts values of hippo.types to protocol messages and back, field by field, by name.
 
-Each field of a value corresponds to the message's field of the same name. Enumeration members are
-matched by name (``FinishReason.STOP`` is ``FINISH_REASON_STOP``, None is the unspecified one),
-tuples of two are messages of two fields, and a field that is not set gives the value's default.
+A value corresponds to the message of the same name, with the exceptions below, and each of its
+fields to the message's field of the same name. Enumeration members are matched by name
+(``FinishReason.STOP`` is ``FINISH_REASON_STOP``, None is the unspecified member), tuples of two are
+messages of two fields, and a field that is not set gives the value's default.
 """
 
 from __future__ import annotations
@@ -21,25 +22,15 @@ from hippo.v1 import common_pb2 as pb
 MessageT = TypeVar("MessageT", bound=Message)
 
 _MESSAGES: Mapping[type, type[Message]] = {
-    types.Media: pb.Media,
+    **{
+        value: getattr(pb, name)
+        for name, value in vars(types).items()
+        if isinstance(value, type) and dataclasses.is_dataclass(value) and hasattr(pb, name)
+    },
     types.TextPart: pb.ContentPart,
     types.MediaPart: pb.ContentPart,
-    types.ChatMessage: pb.ChatMessage,
-    types.SamplingParams: pb.SamplingParams,
-    types.FramePlan: pb.FramePlan,
-    types.MediaUse: pb.MediaUse,
-    types.Pruning: pb.Pruning,
-    types.StepLimits: pb.StepLimits,
-    types.Pace: pb.Pace,
     types.OpenRequest: pb.Open,
-    types.Timing: pb.Timing,
     types.PromptInfo: pb.Prompt,
-    types.Selection: pb.Selection,
-    types.Branch: pb.Branch,
-    types.Block: pb.Block,
-    types.TokenLogprobs: pb.TokenLogprobs,
-    types.Verdict: pb.Verdict,
-    types.Commit: pb.Commit,
     types.ModelInfo: pb.GetModelResponse,
 }
 _VALUES = {message: value for value, message in _MESSAGES.items() if message is not pb.ContentPart}

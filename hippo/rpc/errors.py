@@ -14,6 +14,7 @@ from typing import Any, TypeVar, cast
 import grpc
 
 from hippo import errors
+from hippo.base.tasks import clearing_frames
 from hippo.errors import HippoError
 
 _TYPE_KEY = "hippo-error-type"
@@ -87,7 +88,8 @@ def answering_errors(
     @wraps(method)
     async def answer(servicer: ServicerT, request: Any, context: Context) -> AnswerT:
         try:
-            return await method(servicer, request, context)
+            with clearing_frames():
+                return await method(servicer, request, context)
         except HippoError as error:
             status = status_of(error)
         except grpc.aio.AbortError:
@@ -97,8 +99,7 @@ def answering_errors(
                 return cast(AnswerT, None)  # the client has left
             _log.exception("a request failed unexpectedly")
             status = status_of(HippoError("internal error; the service's log has the details"))
-        # Not inside ``except``: gRPC keeps the exception of abort, whose context would be the error
-        # with its frames, and so all objects of the call.
+        # Not inside ``except``: gRPC keeps abort's exception, whose context would be the error.
         await context.abort(*status)
         raise AssertionError("abort raises")
 

@@ -13,13 +13,13 @@ DEFAULT_MAX_MESSAGE_BYTES = 256 * 1024 * 1024
 
 DEFAULT_SILENCE_SECONDS = 20.0
 
-# Of a message, beside its media: text and token ids. The longest contexts have 131,072 tokens, and
+# Text and token ids of a message, beside its media. The longest contexts have 131,072 tokens, and
 # the longest tokens about 128 characters.
 _OTHER_BYTES = 131_072 * 128
 
 _KEEPALIVE_MS = 30_000
 _KEEPALIVE_TIMEOUT_MS = 10_000
-# As long as a health check waits: a host whose cores are all taken, or far away, answers in time.
+# A health check waits as long: a host whose cores are all taken, or far away, answers in time.
 _CONNECT_MS = 5_000
 
 ChannelOptions = tuple[tuple[str, int], ...]
@@ -94,7 +94,7 @@ def client_options(max_message_bytes: int, silence_seconds: float) -> ChannelOpt
 
 
 def _message_limits(max_message_bytes: int) -> ChannelOptions:
-    limit = min(max_message_bytes + _OTHER_BYTES, 2**31 - 1)  # of protobuf
+    limit = min(max_message_bytes + _OTHER_BYTES, 2**31 - 1)  # protobuf's own limit
     return ("grpc.max_receive_message_length", limit), ("grpc.max_send_message_length", limit)
 
 

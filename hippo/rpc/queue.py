@@ -19,7 +19,7 @@ class StreamQueue(Generic[ItemT]):
 
     def __init__(self) -> None:
         self._items: deque[ItemT] = deque()
-        self._waiter: asyncio.Future[None] | None = None
+        self._has_news = asyncio.Event()
         self._is_closed = False
         self._error: Exception | None = None
 
@@ -27,21 +27,20 @@ class StreamQueue(Generic[ItemT]):
         """Queues an item; has no effect after ``close``."""
         if not self._is_closed:
             self._items.append(item)
-            self._wake()
+            self._has_news.set()
 
     def close(self, error: Exception | None = None) -> None:
         """Closes the queue; later calls have no effect."""
         if not self._is_closed:
             self._is_closed = True
             self._error = error
-            self._wake()
+            self._has_news.set()
 
     def abort(self, error: Exception | None = None) -> None:
         """Drops the queued items and closes the queue, also after ``close``."""
         self._items.clear()
-        self._is_closed = True
-        self._error = error
-        self._wake()
+        self._is_closed = False
+        self.close(error)
 
     def __aiter__(self) -> StreamQueue[ItemT]:
         return self
@@ -49,15 +48,8 @@ class StreamQueue(Generic[ItemT]):
     async def __anext__(self) -> ItemT:
         while not self._items:
             if self._is_closed:
-                raise self._take_error() or StopAsyncIteration
-            self._waiter = asyncio.get_running_loop().create_future()
-            await self._waiter
+                error, self._error = self._error, None
+                raise error or StopAsyncIteration
+            self._has_news.clear()
+            await self._has_news.wait()
         return self._items.popleft()
-
-    def _take_error(self) -> Exception | None:
-        error, self._error = self._error, None
-        return error
-
-    def _wake(self) -> None:
-        if self._waiter is not None and not self._waiter.done():
-            self._waiter.set_result(None)

@@ -32,7 +32,7 @@ class TokenMasks:
     """The masks of one sequence. The state follows the ids that it is given, and is only a cache.
 
     The device thread calls ``start`` before a forward, ``take`` after it, and then ``check``. If
-    ``expected_ns`` is too long, it calls ``start_slow`` instead, and the forward comes when
+    ``expected_ns`` is too long, ``start`` gets an ``on_ready``, and the forward comes when
     ``are_ready``.
     """
 
@@ -54,7 +54,7 @@ class TokenMasks:
         self._new_matcher = new_matcher
         self._thread = thread
         self._slow_thread = slow_thread
-        self._took_ns = 0  # by the masks computed last
+        self._took_ns = 0  # time of the masks computed last
         self._num_ids = num_token_ids
         self._end_ids = frozenset(end_token_ids)
         self._min_tokens = min_tokens
@@ -64,7 +64,7 @@ class TokenMasks:
         self._matcher = new_matcher()
         self._consumed: list[int] = []
         self._failure: tuple[int, str] | None = None  # the first row without a mask, and why
-        self._masks: Future[torch.Tensor] | None = Future()  # at first of the prompt's row
+        self._masks: Future[torch.Tensor] | None = Future()  # at first the prompt's row
         self._masks.set_result(self._compute([], ()))
         self.check((), ())
 
@@ -84,20 +84,19 @@ class TokenMasks:
         """Whether ``take`` would not wait."""
         return self._masks is not None and self._masks.done()
 
-    def start(self, output_ids: Sequence[int], draft_ids: Sequence[int]) -> None:
-        """Starts the masks of the rows after ``output_ids`` and after each of ``draft_ids``."""
-        self._masks = self._thread.submit(self._compute, list(output_ids), tuple(draft_ids))
-
-    def start_slow(
+    def start(
         self,
         output_ids: Sequence[int],
         draft_ids: Sequence[int],
-        on_ready: Callable[[], object],
+        *,
+        on_ready: Callable[[], object] | None = None,
     ) -> None:
-        """The same for masks that may take long; their thread calls ``on_ready`` at the end."""
-        masks = self._slow_thread.submit(self._compute, list(output_ids), tuple(draft_ids))
-        self._masks = masks
-        masks.add_done_callback(lambda _: on_ready())
+        """Starts the masks of the rows after ``output_ids`` and after each of ``draft_ids``. Masks
+        that may take long have an ``on_ready``, which their thread calls at the end."""
+        thread = self._thread if on_ready is None else self._slow_thread
+        self._masks = thread.submit(self._compute, list(output_ids), tuple(draft_ids))
+        if on_ready is not None:
+            self._masks.add_done_callback(lambda _: on_ready())
 
     def take(self) -> torch.Tensor:
         """Waits for the masks: bool ``[rows, num_token_ids]``, true for allowed ids, on the CPU.

@@ -19,4 +19,4 @@ class Backend:
     engine: Engine
     slots: SlotPool
     prompts: PromptReader
-    files: LocalFiles  # that requests may name by path
+    files: LocalFiles  # files that requests may name by path

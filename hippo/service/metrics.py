@@ -70,7 +70,7 @@ class EngineCollector(Collector):
             (own.ROWS, counters.num_rows),
             (own.FORWARD_SEQUENCES, counters.num_stepped),
             (own.PREFIX_HITS, counters.num_prefix_hits),
-            (own.PREFIX_MISSES, counters.num_prefix_misses),
+            (own.PREFIX_MISSES, counters.num_prefills - counters.num_prefix_hits),
             (own.PREFILL_ROWS, counters.num_prompt_rows),
             (own.REUSED_ROWS, counters.num_reused_rows),
             (own.VISION_CACHE_HITS, vision.num_hits),
@@ -90,8 +90,8 @@ class EngineCollector(Collector):
 
 
 def _device_memory(device: torch.device) -> tuple[int, int]:
-    """Returns used and total bytes: on a GPU as the driver reports them; on a CPU those of this
-    process and the lower limit of machine and cgroup."""
+    """Returns used and total bytes: on a GPU as the driver reports them; on a CPU the bytes of
+    this process, and the lower limit of machine and cgroup."""
     if device.type == "cuda":
         free, total = torch.cuda.mem_get_info(device)
         return int(total - free), int(total)

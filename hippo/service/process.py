@@ -22,7 +22,7 @@ from hippo.base.logs import setup_logging
 from hippo.base.tasks import cancel_all
 from hippo.base.tracing import start_tracing, stop_tracing
 from hippo.engine.cpu import prepare_cpu
-from hippo.engine.device_thread import settle
+from hippo.engine.device_thread import run_into
 from hippo.errors import HippoError, UnavailableError
 from hippo.models.interface.base import VideoLanguageModel
 from hippo.models.interface.checkpoint import Progress
@@ -163,7 +163,7 @@ async def _load_and_serve(
     # Without freezing, a full garbage collection scans the loaded objects: 0.2 s in a step.
     gc.collect()
     gc.freeze()
-    trim_heap()  # of what loading and warming up have left there, hundreds of megabytes
+    trim_heap()  # loading and warming up have left hundreds of megabytes there
     info = model.info
     _log.info(
         "serving %s: %.1f M parameters, %s on %s, %d slots of %d tokens",
@@ -211,20 +211,9 @@ _ANSWER_SECONDS = 2.0  # for sending a device failure to clients
 
 async def _in_daemon_thread(function: Callable[[], ResultT]) -> ResultT:
     """Works as asyncio.to_thread, but the process can end while the thread still runs."""
-    loop = asyncio.get_running_loop()
-    future: asyncio.Future[ResultT] = loop.create_future()
-
-    def work() -> None:
-        result, failure = None, None
-        try:
-            result = function()
-        except BaseException as error:
-            failure = error
-        with contextlib.suppress(RuntimeError):  # the loop is closed
-            loop.call_soon_threadsafe(settle, future, result, failure)
-
-    threading.Thread(target=work, name=_LOADER, daemon=True).start()
-    return await future
+    done: Future[ResultT] = Future()
+    threading.Thread(target=run_into, args=(done, function), name=_LOADER, daemon=True).start()
+    return await asyncio.wrap_future(done)
 
 
 def _write_port(path: Path, port: int) -> None:

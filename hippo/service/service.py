@@ -13,7 +13,6 @@ from dataclasses import asdict, replace
 from hippo.base.local_files import LocalFiles
 from hippo.base.texts import text_limit
 from hippo.catalog.sizes import cache_limit
-from hippo.engine.device_thread import settle
 from hippo.engine.engine import Engine
 from hippo.engine.grammars import grammar_compiler
 from hippo.engine.media_cache import Decoder
@@ -177,7 +176,8 @@ class EngineService:
         if self._state is ServiceState.SERVING:
             self._state = ServiceState.FAILED
         self._failing = asyncio.create_task(self.rpc.set_serving(False))
-        settle(self.failed, error, None)
+        if not self.failed.done():
+            self.failed.set_result(error)
 
     async def stop(self) -> None:
         """Ends running streams, the server and the device thread."""

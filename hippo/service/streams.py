@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import dataclasses
 import logging
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from time import perf_counter_ns
@@ -15,19 +14,27 @@ from typing import Any, TypeVar
 import grpc
 from google.protobuf.message import DecodeError, Message
 
+from hippo.base.local_files import LocalFiles
 from hippo.base.logs import request_id_var
+from hippo.base.tasks import start_task
 from hippo.base.tracing import span
-from hippo.engine.sequence import EngineSequence
+from hippo.engine.sequence import EngineSequence, Submission
 from hippo.engine.slots import SlotPool
 from hippo.engine.spans import StreamRecord
-from hippo.errors import DeadlineError, HippoError, InvalidRequestError, OverloadedError
+from hippo.errors import (
+    DeadlineError,
+    HippoError,
+    InvalidRequestError,
+    MediaPathError,
+    OverloadedError,
+)
 from hippo.rpc import codec, convert
 from hippo.rpc.errors import Context, answering_errors
 from hippo.service.backend import Backend
-from hippo.service.media_paths import checked_paths
 from hippo.service.service import EngineService
-from hippo.types import OpenRequest, PromptInfo
+from hippo.types import Media, OpenRequest, PromptInfo
 from hippo.v1 import common_pb2
+from hippo.video.source import opened_path
 
 _log = logging.getLogger(__name__)
 
@@ -40,19 +47,23 @@ _EOF: Any = grpc.aio.EOF  # type: ignore[attr-defined]
 
 
 class SequenceStreams:
-    """The base of both servicers: passes a stream's messages to the engine, and writes the output.
+    """The servicer of either service: passes a stream's messages to the engine, and writes the
+    output.
 
-    ``response`` is the type of the service's messages. ``new_sequence`` creates the service's
-    sequence, which reserves a slot. One task writes on a stream.
+    ``method`` is the full name of the streaming method, and ``response`` the type of its messages.
+    ``new_sequence`` creates the service's sequence, which reserves a slot. One task writes on a
+    stream.
     """
 
     def __init__(
         self,
         service: EngineService,
+        method: str,
         response: type[Message],
         new_sequence: Callable[[OpenRequest, SlotPool], EngineSequence],
     ) -> None:
         self._service = service
+        self._method = method
         self._response = response
         self._new_sequence = new_sequence
         self._readers: set[asyncio.Task[Any]] = set()
@@ -65,12 +76,13 @@ class SequenceStreams:
         response: common_pb2.GetModelResponse = codec.encode(self._service.info)
         return response
 
-    async def serve(self, context: Context, method: str) -> None:
-        """Runs one stream of ``method`` (its full name) to its end; raises its error."""
+    @answering_errors
+    async def stream(self, _: Any, context: Context) -> None:
+        """Runs one stream to its end."""
         caller = dict(context.invocation_metadata() or ())
-        attributes = {"rpc.system.name": "grpc", "rpc.method": method}
+        attributes = {"rpc.system.name": "grpc", "rpc.method": self._method}
         with (
-            span(method, kind="server", attributes=attributes, parent=caller) as own,
+            span(self._method, kind="server", attributes=attributes, parent=caller) as own,
             self._service.stream() as backend,
         ):
             request = await self._read_open(context, backend)
@@ -87,6 +99,8 @@ class SequenceStreams:
                     backend.engine.close_sequence(sequence)
                     record.add_stages(sequence.stages, sequence.ready_ns)
 
+    Draft = Verify = stream  # the method's names in the two services
+
     async def _read_open(self, context: Context, backend: Backend) -> OpenRequest:
         first = await self._read_first(context)
         kind = "nothing" if first is _EOF else first.WhichOneof("message")
@@ -96,8 +110,8 @@ class SequenceStreams:
             )
         request = convert.open_from_proto(first.open, num_token_ids=backend.info.num_token_ids)
         if any(item.path for item in request.media):
-            media = await asyncio.to_thread(checked_paths, request.media, backend.files)
-            request = dataclasses.replace(request, media=media)
+            media = await asyncio.to_thread(_checked_paths, request.media, backend.files)
+            request = replace(request, media=media)
         return request
 
     async def _read_first(self, context: Context) -> Any:
@@ -107,7 +121,7 @@ class SequenceStreams:
         if len(self._unopened) >= _MOST_UNOPENED:
             self._unopened.popleft().set_result(None)
         self._unopened.append(given_up)
-        reading = self._keep(asyncio.create_task(_read_message(context)))
+        reading = self._keep(_read_message(context))
         try:
             await asyncio.wait(
                 (reading, given_up), timeout=_OPEN_S, return_when=asyncio.FIRST_COMPLETED
@@ -118,14 +132,17 @@ class SequenceStreams:
         if reading.done():
             return reading.result()
         if given_up.done():
-            raise OverloadedError(f"{_MOST_UNOPENED} streams came since, and this has sent nothing")
-        raise DeadlineError(f"the stream has sent no open message within {_OPEN_S:g} s")
+            raise OverloadedError(
+                f"the stream sent no open message, and {_MOST_UNOPENED} later streams wait too; "
+                "try again, and send open at once"
+            )
+        raise DeadlineError(f"the stream sent no open message within {_OPEN_S:g} s")
 
     async def _run(
         self, context: Context, backend: Backend, sequence: EngineSequence, record: StreamRecord
     ) -> None:
-        reader = self._start_reader(context, backend, sequence)
-        handing_over = asyncio.create_task(self._hand_over(backend, sequence))
+        reader = self._keep(self._read(context, backend, sequence))
+        handing_over = start_task(self._hand_over(backend, sequence))
         try:
             await asyncio.wait((reader, handing_over), return_when=asyncio.FIRST_COMPLETED)
             # From here on the end of the reader ends the output. It must not cancel the writer: a
@@ -139,20 +156,14 @@ class SequenceStreams:
         finally:
             handing_over.cancel()
             await asyncio.gather(handing_over, return_exceptions=True)
-            del handing_over  # its error refers to this frame and so to the sequence
 
-    def _start_reader(
-        self, context: Context, backend: Backend, sequence: EngineSequence
-    ) -> asyncio.Task[None]:
-        """Returns the task that reads the stream to its end."""
-        return self._keep(asyncio.create_task(self._read(context, backend, sequence)))
-
-    def _keep(self, reader: asyncio.Task[ResultT]) -> asyncio.Task[ResultT]:
-        """Keeps a task that reads until it is done.
+    def _keep(self, reading: Coroutine[Any, Any, ResultT]) -> asyncio.Task[ResultT]:
+        """Starts a task that reads, and keeps it until it is done.
 
         It must not be cancelled, because grpc.aio never frees the memory of a cancelled read
         (https://github.com/grpc/grpc/issues/43360).
         """
+        reader = start_task(reading)
         self._readers.add(reader)
         reader.add_done_callback(self._readers.discard)
         reader.add_done_callback(_error_of)  # or asyncio would log an error that was not read
@@ -180,24 +191,44 @@ class SequenceStreams:
         )
         sequence.announce_prompt(info, prompt)
         sequence.is_submitted = True
-        backend.engine.submit_sequence(sequence, read, slot, held)
+        backend.engine.submit_sequence(
+            sequence, Submission(read, slot, held, submitted_ns=perf_counter_ns())
+        )
 
     async def _read(self, context: Context, backend: Backend, sequence: EngineSequence) -> None:
         """Posts requests to the engine until the client closes its side."""
-        try:
-            while (request := await _read_message(context)) is not _EOF:
-                num_token_ids = backend.info.num_token_ids
-                message = convert.from_stream(request, num_token_ids=num_token_ids)
-                backend.engine.post_message(sequence, message)
-        finally:
-            del sequence  # gRPC keeps an error of the read, and with it this frame
+        num_token_ids = backend.info.num_token_ids
+        while (request := await _read_message(context)) is not _EOF:
+            message = convert.from_stream(request, num_token_ids=num_token_ids)
+            backend.engine.post_message(sequence, message)
 
 
 async def _read_message(context: Context) -> Any:
     try:
         return await context.read()
     except DecodeError:
-        raise InvalidRequestError("a message that is none of this protocol's") from None
+        raise InvalidRequestError(
+            "the stream has a message that is not of hippo's protocol; send the messages of "
+            "protos/hippo/v1"
+        ) from None
+
+
+def _checked_paths(media: tuple[Media, ...], files: LocalFiles) -> tuple[Media, ...]:
+    """Returns the media, with the links in their paths resolved.
+
+    Raises MediaPathError as ``opened_path`` does, with the item as ``param``.
+    """
+    checked = []
+    for index, item in enumerate(media):
+        if item.path:
+            try:
+                with opened_path(item, files) as file:
+                    item = replace(item, path=str(file.path))
+            except MediaPathError as error:
+                error.param = f"media[{index}]"
+                raise
+        checked.append(item)
+    return tuple(checked)
 
 
 @contextmanager

@@ -1,8 +1,8 @@
 """The default policy: draft lengths from measured times and acceptance, or no drafting at all.
 
-While a sequence drafts, its draft lengths are those of the highest expected speed
+While a sequence drafts, its draft lengths have the highest expected speed
 (:func:`hippo.speculation.estimates.best_lengths`). Drafting stops when its expected or measured
-speed is below that of target-only decoding. The sequence then rests: it settles a number of tokens
+speed is below target-only decoding's. The sequence then rests: it settles a number of tokens
 without the draft. A trial follows: the draft sends tokens, the target decodes alone, and the
 comparison of their tokens decides whether drafting begins again. It costs nothing to a target on a
 device of its own.

@@ -41,7 +41,7 @@ class DraftBranch:
 
     start: int
     ids: list[int]  # the second choice, then drafted tokens
-    proposals: list[Proposal] = field(default_factory=list)  # of the drafted tokens
+    proposals: list[Proposal] = field(default_factory=list)  # proposals of the drafted tokens
     num_sent: int = 0  # drafted tokens that were sent
 
     @property
@@ -80,7 +80,7 @@ class Branches:
         """Returns the branch whose next token is most probably needed, which may be a new one; None
         if each is improbable or complete.
 
-        ``proposals`` are those of the run's drafted tokens in the order of their indices, and no
+        ``proposals`` belong to the run's drafted tokens in the order of their indices, and no
         token has the index ``end``.
         """
         reach, best, found = 1.0, _LEAST_CHANCE, None

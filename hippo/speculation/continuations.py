@@ -12,6 +12,8 @@ from collections.abc import Sequence
 _LONGEST_MATCH = 3  # tokens; shorter matches are tried after longer ones
 _MOST_PROMPT_TOKENS = 4096  # only this many last tokens of a prompt are indexed
 _FOUND_AGAIN = 2  # last tokens of the answer that are searched for in a run
+# A broken run is right more often than a continuation, so its guess may be longer by this factor.
+_BROKEN_RUN = 3
 
 
 class Continuations:
@@ -87,3 +89,43 @@ class BrokenRun:
         suffix, length = list(last_ids), len(last_ids)
         places = range(len(self._ids) - 1, length - 1, -1)
         return next((end for end in places if self._ids[end - length : end] == suffix), 0)
+
+
+class Guesses:
+    """A draft's guesses: the rest of its last broken run, or else a continuation.
+
+    A guess has at most ``most`` tokens (0: there are none), and three times as many if it is of a
+    broken run.
+    """
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self._continuations = Continuations()
+        self._broken_run = BrokenRun()
+
+    def set_prompt_text(self, text_ids: Sequence[int]) -> None:
+        """Sets the ids of the prompt's text, in which continuations are looked up."""
+        if self._most:
+            self._continuations = Continuations(text_ids)
+
+    def break_run(self, index: int, *, rest: Sequence[int], end: int) -> None:
+        """Ends the run, whose token at ``index`` is wrong, and which had ``rest`` from the index
+        ``end`` on."""
+        self._broken_run = BrokenRun(rest, end)
+        self._continuations.roll_back(index)
+
+    def after(self, output_ids: Sequence[int], most: int) -> tuple[int, ...]:
+        """Returns at most ``most`` tokens that may follow ``output_ids``; often none."""
+        guess = self._of_run(self._broken_run, output_ids, most)
+        return guess or self._continuations.guess_after(output_ids, min(most, self._most))
+
+    def after_branch(
+        self, path: Sequence[int], most: int, *, run: Sequence[int], start: int
+    ) -> tuple[int, ...]:
+        """Returns at most ``most`` tokens that may follow the ``path`` of a branch of a run, which
+        has the tokens ``run`` from the index ``start`` on; often none."""
+        return self._of_run(BrokenRun(run, start), path, most)
+
+    def _of_run(self, run: BrokenRun, output_ids: Sequence[int], most: int) -> tuple[int, ...]:
+        most = min(most, _BROKEN_RUN * self._most)
+        return run.guess_after(output_ids, most) if most >= 1 else ()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from hippo.speculation.policies import Policy
 from hippo.speculation.stats import SpeculationStats
@@ -26,6 +26,28 @@ class ToDraft:
 
 
 Action = ToTarget | ToDraft
+
+
+@dataclass(slots=True)
+class _DraftedRun:
+    """What the draft sent from one rejection to the next."""
+
+    epoch: int = 0
+    end: int = 0  # the index after its last token
+    is_broken: bool = False  # one of its tokens was wrong
+    is_complete: bool = False  # its last token is an end token
+    is_branch_taken: bool = False  # the draft goes on with one of its branches
+    drafted: dict[int, int] = field(default_factory=dict)  # tokens not compared yet, by index
+    branches: dict[int, tuple[int, ...]] = field(default_factory=dict)  # by index
+
+    def add_branches(self, block: Block) -> int:
+        """Keeps the block's branches; returns how many of their tokens are new."""
+        num_new = 0
+        for branch in block.branches:
+            known = self.branches.get(branch.index, branch.token_ids[:1])
+            num_new += max(len(branch.token_ids) - len(known), 0)
+            self.branches[branch.index] = branch.token_ids
+        return num_new
 
 
 class Coordinator:
@@ -52,22 +74,14 @@ class Coordinator:
         self._committed: list[int] = []
         self._num_told = 0  # settled ids that were sent to the draft
         self.epoch = 0
-        # The draft's last run.
-        self._run_epoch = 0
-        self._run_end = 0  # the index after the run's last token
-        self._is_run_broken = False  # a token of the run was wrong
-        self._is_run_complete = False  # the run's last token is an end token
-        self._branches: dict[int, tuple[int, ...]] = {}  # of the run, by index
-        self._is_branch_taken = False  # the draft goes on with a branch of the run
+        self._run = _DraftedRun()
         self._num_repeated = 0  # tokens of the branch taken, with which the next run begins
-        self._drafted: dict[int, int] = {}  # tokens of the run not compared yet, by index
         # What the last broken run had after its wrong token and is not compared yet, by index.
         self._broken_run: dict[int, int] = {}
         self._is_broken_run_new = False
         self._compared_end = 0  # all tokens before this index were compared, or never drafted
         self.is_finished = False
-        self._was_conservative = False
-        self.pace = self._wanted_pace()  # last set; at first, that of both Open messages
+        self.pace = self._wanted_pace()  # at first, the pace of both Open messages
         self.stats = SpeculationStats()
 
     @property
@@ -84,68 +98,55 @@ class Coordinator:
         target's. (A block's ``is_exhausted`` does not suffice: it ends with the next commit, which
         may be on its way already.) Before the target's first token, nothing waits for the draft.
         """
-        if not self._is_drafting or not self._committed:
-            return False
-        if max(self._num_told, self._run_end) >= self._max_tokens - 1:
-            return False
-        if self._is_run_complete:
-            return False
-        return self._num_ahead < self.pace.max_ahead
+        has_begun = self._is_drafting and bool(self._committed)
+        is_last_due = max(self._num_told, self._run.end) >= self._max_tokens - 1
+        is_at_end = is_last_due or self._run.is_complete
+        return has_begun and not is_at_end and self._num_ahead < self.pace.max_ahead
 
     @property
     def _num_ahead(self) -> int:
         """Number of tokens of an unbroken run after the settled ids that the draft knows."""
-        return 0 if self._is_run_broken else max(0, self._run_end - self._num_told)
+        return 0 if self._run.is_broken else max(0, self._run.end - self._num_told)
 
     def on_block(self, block: Block, now_ns: int) -> list[Action]:
         """Handles a block from the draft."""
-        stats = self.stats
-        stats.num_blocks += 1
-        num_new = self._count_new(block)
-        stats.num_drafted_tokens += num_new
-        stats.draft_wait_ns += block.wait_ns
-        stats.draft_step_ns = block.step_ns or stats.draft_step_ns
-        stats.drafting_ns += num_new * block.step_ns
+        self.stats.count_block(block, num_new=self._count_new(block))
         if self.is_finished or not self.has_draft or block.epoch < self.epoch:
-            stats.num_stale_blocks += 1
-            stats.num_dropped_tokens += len(block.token_ids)
-            if not self.is_finished:
-                stats.num_stale_tokens += len(block.token_ids)
+            self.stats.count_stale_block(block, is_finished=self.is_finished)
             return []
-        stats.relayed_end_index = block.start_index + len(block.token_ids)
+        end = self.stats.relayed_end_index = block.start_index + len(block.token_ids)
         self._is_drafting = True
         self._enter_epoch(block.epoch)
-        if not self._is_run_broken and block.token_ids:
-            self._run_end = stats.relayed_end_index
-            self._is_run_complete = not self._end_token_ids.isdisjoint(block.token_ids[-1:])
+        run = self._run
+        if not run.is_broken and block.token_ids:
+            run.end = end
+            run.is_complete = block.token_ids[-1] in self._end_token_ids
             for index, token_id in enumerate(block.token_ids, block.start_index):
                 if index >= self._compared_end:
-                    self._drafted[index] = token_id
+                    run.drafted[index] = token_id
             self._policy.observe_block(block, self._take_outcomes(), now_ns)
         return [ToTarget(block), *self._commit_to_draft(self._wanted_pace()), *self._update_pace()]
 
     def _count_new(self, block: Block) -> int:
-        """Returns how many of the block's tokens, those of branches included, were not received
-        before; keeps the branches."""
+        """Returns how many tokens of the block and its branches were not received before."""
         num_new = len(block.token_ids)
         if block.is_from_branch:
             num_new -= min(self._num_repeated, num_new)
             self._num_repeated = 0
-        for branch in block.branches:
-            known = self._branches.get(branch.index, branch.token_ids[:1])
-            num_new += max(len(branch.token_ids) - len(known), 0)
-            self._branches[branch.index] = branch.token_ids
-        return num_new
+        return num_new + self._run.add_branches(block)
 
     def on_verdict(self, verdict: Verdict, now_ns: int) -> list[Action]:
         """Handles a verdict from the target."""
-        self._count_verdict(verdict)
+        num_rejections = max(verdict.epoch - self.epoch, 0)
+        self.stats.count_verdict(
+            verdict, num_rejections=num_rejections, is_drafting=self.pace.max_ahead > 0
+        )
         self._committed.extend(verdict.token_ids)
         self._compare_broken_run()
         outcomes = self._take_outcomes()
-        if verdict.epoch > self.epoch:  # an answer may end before the target rejects a wrong token
-            self.stats.num_branches_taken += self._is_branch_taken
-        self.epoch = max(self.epoch, verdict.epoch)
+        if num_rejections:  # an answer may end before the target rejects a wrong token
+            self.stats.num_branches_taken += self._run.is_branch_taken
+        self.epoch += num_rejections
         self._enter_epoch(self.epoch)
         if verdict.finish_reason is not None:
             self.is_finished = True
@@ -158,7 +159,7 @@ class Coordinator:
         if self.is_finished:
             return []
         self.has_draft, self._is_drafting = True, False
-        self._begin_run()
+        self._run = _DraftedRun(self._run.epoch)
         self._num_told = num_committed
         pace = self._wanted_pace()
         actions = self._commit_to_draft(pace)
@@ -181,38 +182,35 @@ class Coordinator:
         return [] if self.is_finished else self._update_pace()
 
     def _enter_epoch(self, epoch: int) -> None:
-        """Begins a new run if ``epoch`` is later than that of the present run."""
-        if epoch > self._run_epoch:
-            self._run_epoch = epoch
-            self._begin_run()
-
-    def _begin_run(self) -> None:
-        self._run_end = 0
-        self._is_run_broken = self._is_run_complete = self._is_branch_taken = False
-        self._drafted.clear()
-        self._branches.clear()
+        """Begins a new run if ``epoch`` is later than the present run's."""
+        if epoch > self._run.epoch:
+            self._run = _DraftedRun(epoch)
 
     def _take_outcomes(self) -> list[bool]:
         """Compares drafted with settled tokens, each index once; returns whether each was right.
 
         At most the last outcome is False, because tokens after a wrong token are not compared.
         """
-        outcomes = []
-        for index in sorted(self._drafted):
+        outcomes: list[bool] = []
+        drafted = self._run.drafted
+        for index in sorted(drafted):
             if index >= len(self._committed):
                 break
-            outcomes.append(self._drafted.pop(index) == self._committed[index])
+            outcomes.append(drafted.pop(index) == self._committed[index])
             self._compared_end = index + 1
             if not outcomes[-1]:
-                self._broken_run = {k: v for k, v in sorted(self._drafted.items()) if k > index}
-                self._is_broken_run_new = True
-                branch, settled = self._branches.get(index, ()), self._committed[index:]
-                self._begin_run()
-                is_taken = list(branch[: len(settled)]) == settled
-                self._num_repeated = len(branch) - len(settled) if is_taken else 0
-                self._is_run_broken, self._is_branch_taken = True, is_taken
+                self._break_run(index)
                 break
         return outcomes
+
+    def _break_run(self, index: int) -> None:
+        """Ends the run, whose token at ``index`` is wrong."""
+        self._broken_run = dict(sorted(self._run.drafted.items()))
+        self._is_broken_run_new = True
+        branch, settled = self._run.branches.get(index, ()), tuple(self._committed[index:])
+        is_taken = branch[: len(settled)] == settled
+        self._num_repeated = len(branch) - len(settled) if is_taken else 0
+        self._run = _DraftedRun(self._run.epoch, is_broken=True, is_branch_taken=is_taken)
 
     def _compare_broken_run(self) -> None:
         """Compares what the last broken run had after its wrong token with the settled tokens, up
@@ -239,9 +237,9 @@ class Coordinator:
         """Returns the new pace for each side whose limits changed, and none for the other."""
         before, self.pace = self.pace, self._wanted_pace()
         actions: list[Action] = []
-        if self.pace.for_target != before.for_target:
+        if _for_target(self.pace) != _for_target(before):
             actions.append(ToTarget(self.pace))
-        if self.has_draft and self.pace.for_draft != before.for_draft:
+        if self.has_draft and _for_draft(self.pace) != _for_draft(before):
             actions.append(ToDraft(self.pace))
         return actions
 
@@ -254,62 +252,16 @@ class Coordinator:
         self._num_told = num_settled
         return [ToDraft(commit)]
 
-    def _count_verdict(self, verdict: Verdict) -> None:
-        stats, timing = self.stats, verdict.timing
-        num_tokens = len(verdict.token_ids)
-        stats.num_output_tokens += num_tokens
-        self._count_dropped(verdict)
-        if verdict.epoch > self.epoch:
-            stats.num_rejections += verdict.epoch - self.epoch
-            # The verdict's last token corrects the run; the next one begins after it.
-            stats.run_lengths.append(stats.open_run_length + num_tokens)
-            stats.open_run_length = 0
-        elif self.pace.max_ahead > 0:
-            stats.open_run_length += num_tokens
-        stats.target_wait_ns += timing.wait_ns
-        if verdict.start_index == 0:
-            stats.prefill_ns += timing.forward_ns
-            return
-        stats.num_forwards += 1
-        stats.num_draft_tokens += verdict.num_draft_tokens
-        stats.num_accepted_tokens += verdict.num_accepted_tokens
-        stats.num_reused_tokens += verdict.num_reused_tokens
-        stats.num_accepted_reused += verdict.num_accepted_reused
-        # They were counted as dropped with their run.
-        num_used = min(verdict.num_accepted_reused, stats.num_behind_rejection_tokens)
-        stats.num_behind_rejection_tokens -= num_used
-        stats.num_dropped_tokens -= num_used
-        stats.forward_ns += timing.forward_ns
-        while len(stats.verified_per_position) < verdict.num_draft_tokens:
-            stats.verified_per_position.append(0)
-            stats.accepted_per_position.append(0)
-        for position in range(verdict.num_draft_tokens):
-            stats.verified_per_position[position] += 1
-            stats.accepted_per_position[position] += position < verdict.num_accepted_tokens
-        if verdict.is_conservative != self._was_conservative:
-            self._was_conservative = verdict.is_conservative
-            stats.num_mode_switches += 1
-        if verdict.num_draft_tokens + verdict.num_reused_tokens == 0:
-            stats.num_one_row_forwards += 1
-            stats.one_row_ns += timing.forward_ns
-            stats.target_only_ns += timing.forward_ns + timing.wait_ns
-        elif verdict.is_conservative:
-            stats.conservative_ns += timing.forward_ns + timing.wait_ns
-        else:
-            stats.optimistic_ns += timing.forward_ns + timing.wait_ns
 
-    def _count_dropped(self, verdict: Verdict) -> None:
-        """Counts dropped tokens by reason; tokens dropped at the answer's end have no count of
-        their own."""
-        stats, num_dropped = self.stats, verdict.num_dropped_tokens
-        num_rejections = max(verdict.epoch - self.epoch, 0)
-        num_rejected = min(num_rejections, num_dropped)
-        stats.num_dropped_tokens += num_dropped
-        stats.num_rejected_tokens += num_rejected
-        if num_rejections:
-            stats.num_behind_rejection_tokens += num_dropped - num_rejected
-        elif verdict.finish_reason is None:
-            stats.num_stale_tokens += num_dropped
+def _for_target(pace: Pace) -> Pace:
+    """Returns the pace with the fields alone that a verifier uses."""
+    return Pace(pace.optimistic, pace.conservative, max_reused=pace.max_reused)
+
+
+def _for_draft(pace: Pace) -> Pace:
+    """Returns the pace with the fields alone that a drafter uses."""
+    first = StepLimits(min_draft_tokens=pace.conservative.min_draft_tokens)
+    return replace(pace, optimistic=StepLimits(), conservative=first, max_reused=0)
 
 
 def _without_waits(pace: Pace) -> Pace:

@@ -30,18 +30,14 @@ from collections.abc import Collection, Sequence
 
 from hippo.errors import InvalidRequestError
 from hippo.speculation.branches import Branches, DraftBranch, Proposal
-from hippo.speculation.continuations import BrokenRun, Continuations
+from hippo.speculation.continuations import Guesses
 from hippo.speculation.core import Step
+from hippo.speculation.estimates import DraftTimeMean
 from hippo.speculation.sharpness import Sharpness
 from hippo.types import Block, Commit, Pace, Timing
 
-# A broken run is right more often than a continuation, so its guess may be longer by this factor.
-_BROKEN_RUN = 3
 FIRST_BLOCK = 4  # a run's first block is due with this many tokens if the target does not wait
 _UNTIMED = Timing()
-_LOOK_BACK = 8  # steps in the running mean
-_OUTLIER = 3.0  # a step counts as at most this many times the mean, because stalls are not steps
-_CATCHING_UP = 8  # a step with more settled ids did more than draft
 # A step feeds at most this many ids, so that a draft that joins a long answer does not hold up its
 # other sequences. A warm-up has tried so many rows, and CUDA graphs have them.
 _MOST_FED = 128
@@ -77,16 +73,14 @@ class Drafter:
         self._num_sent = len(self._ids)  # leading ids that are settled or sent
         self._guessed: set[int] = set()  # indices of drafted ids that stood in a guess
         self._sharpness = sharpness
-        self._proposals: dict[int, Proposal] = {}  # of drafted ids that are not settled, by index
+        self._proposals: dict[int, Proposal] = {}  # by index of drafted ids that are not settled
         self._branches = Branches(self._end_token_ids)
         self._num_fed = 0  # leading ids that are in the KV cache
-        self._cached: list[int] = []  # the completion ids in the KV cache, of the last step's path
+        self._cached: list[int] = []  # the completion ids in the KV cache: the last step's path
         self.epoch = epoch
         self._has_begun = False
         self._is_fresh = True  # nothing of this run was sent yet
-        self._max_guessed = max_guessed
-        self._continuations = Continuations()
-        self._broken_run = BrokenRun()
+        self._guesses = Guesses(max_guessed)
         self._is_from_branch = False  # whether the run began with a branch
         self._step: Step | None = None
         self._step_branch: DraftBranch | None = None
@@ -117,15 +111,11 @@ class Drafter:
         assert not self._has_begun and max_tokens >= 1
         self._max_tokens = max_tokens
 
-    def set_pace(self, pace: Pace) -> None:
-        """Sets the pace, which takes effect at the next ``next_step`` and ``take_messages``."""
-        self._pace = pace
-
     def receive(self, message: Commit | Pace) -> None:
         if isinstance(message, Commit):
             self.add_commit(message)
         else:
-            self.set_pace(message)
+            self._pace = message
 
     def add_commit(self, commit: Commit) -> None:
         """Compares settled with drafted ids, and rolls back to the first difference.
@@ -144,13 +134,12 @@ class Drafter:
                 f"commit reaches {end} tokens, but max_tokens is {self._max_tokens}",
                 param="commit.token_ids",
             )
+        is_sent_rejected = False
         if end > self._num_committed:
             self._num_committed = end
             is_sent_rejected = self._merge_commit(commit)
             self._num_sent = max(self._num_sent, end)
             self._branches.settle(end)
-        else:
-            is_sent_rejected = False
         if commit.epoch > self.epoch:
             self.epoch = commit.epoch
             self._num_sent = self._num_committed
@@ -161,8 +150,7 @@ class Drafter:
 
     def set_prompt_text(self, text_ids: Sequence[int]) -> None:
         """Sets the ids of the prompt's text, in which guesses are looked up."""
-        if self._max_guessed:
-            self._continuations = Continuations(text_ids)
+        self._guesses.set_prompt_text(text_ids)
 
     def begin(
         self, token_id: int, timing: Timing = _UNTIMED, notes: Sequence[Proposal] = ()
@@ -228,12 +216,17 @@ class Drafter:
         """Appends to the run the tokens of the rows whose history it has."""
         ids, num_before = self._ids, len(self._ids)
         end = self._num_cached_of(ids, self._num_fed)
-        # While all ids are fed, the last id's row has chosen the next id. The first choice is taken
-        # even if no more draft tokens are wanted, so that it need not be computed again.
-        while end == len(ids) >= step.first_index and (end == num_before or not self.is_exhausted):
+        while True:
+            has_next = end == len(ids) >= step.first_index  # the last id's row chose the next id
+            # The first choice is taken even if no more draft tokens are wanted, so that it need
+            # not be computed again.
+            is_wanted = len(ids) == num_before or not self.is_exhausted
+            if not (has_next and is_wanted):
+                break
             place = end - step.first_index
             self._append(token_ids[place], notes[place : place + 1])
-            if self._cached[end : end + 1] == ids[-1:]:
+            is_guessed = self._cached[end : end + 1] == ids[-1:]  # so its row is there too
+            if is_guessed:
                 self._guessed.add(end)
                 end += 1
         self._num_fed = end
@@ -258,11 +251,8 @@ class Drafter:
         """Appends a step's tokens to the branch that it was about; none if its run has ended."""
         proposal, num_before = self._proposals.get(branch.start), branch.num_drafted
         path = self._ids[: branch.start] + branch.ids
-        if (
-            proposal is None
-            or proposal.second_id != branch.ids[0]
-            or path != self._cached[: len(path)]
-        ):
+        is_known = proposal is not None and proposal.second_id == branch.ids[0]
+        if not is_known or path != self._cached[: len(path)]:
             return 0
         for place, note in enumerate(notes[len(path) - step.first_index :], len(path)):
             branch.append(note)
@@ -300,9 +290,7 @@ class Drafter:
             step_ns=self._step_mean.token_ns,
             wait_ns=self._wait_ns,
             guessed_places=tuple(
-                index - self._num_sent
-                for index in range(self._num_sent, len(self._ids))
-                if index in self._guessed
+                place for place in range(num_unsent) if self._num_sent + place in self._guessed
             ),
             branches=self._branches.take_unsent(),
             is_from_branch=self._is_from_branch and self._is_fresh,
@@ -314,22 +302,17 @@ class Drafter:
 
     def _make_guess(self, path: Sequence[int], branch: DraftBranch | None) -> tuple[int, ...]:
         """Returns what may follow a path, up to the end of what may be drafted."""
-        broken_run = self._broken_run
         num_left = self._num_committed + self._pace.max_ahead - len(path)
-        if branch is not None:  # the run goes on after the second choice as after the first
-            broken_run = BrokenRun(self._ids[branch.start + 1 :], branch.start + 1)
+        if branch is not None:
             num_left = self._pace.max_branched - self._branches.num_drafted
-        num_left = min(num_left, self._max_tokens - 1 - len(path))
-        most = min(_BROKEN_RUN * self._max_guessed, num_left - 1)
-        if most < 1:
-            return ()
-        guess = broken_run.guess_after(path, most)
-        if not guess and branch is None:
-            guess = self._continuations.guess_after(path, min(most, self._max_guessed))
-        for place, token_id in enumerate(guess):
-            if token_id in self._end_token_ids:
-                return guess[:place]
-        return guess
+        most = min(num_left, self._max_tokens - 1 - len(path)) - 1
+        if branch is None:
+            guess = self._guesses.after(path, most)
+        else:  # the run goes on after the second choice as after the first
+            start = branch.start + 1
+            guess = self._guesses.after_branch(path, most, run=self._ids[start:], start=start)
+        ends = [place for place, each in enumerate(guess) if each in self._end_token_ids]
+        return guess[: min(ends, default=len(guess))]
 
     def _merge_commit(self, commit: Commit) -> bool:
         """Takes the settled ids into the run; returns whether they differ from a sent token."""
@@ -341,8 +324,7 @@ class Drafter:
             if index < len(self._ids) and self._ids[index] != token_id:
                 is_sent = index < self._num_sent
                 end = commit.start_index + len(commit.token_ids)
-                self._broken_run = BrokenRun(self._ids[end:], end)
-                self._continuations.roll_back(index)
+                self._guesses.break_run(index, rest=self._ids[end:], end=end)
                 self._guessed.difference_update(range(index, len(self._ids)))
                 self._proposals.clear()
                 del self._ids[index:]
@@ -357,7 +339,7 @@ class Drafter:
         return False
 
     def _enter_branch(self, start: int) -> None:
-        """Goes on with the branch of the rejected token, if the settled ids are those of it."""
+        """Goes on with the branch of the rejected token, if the settled ids begin it."""
         branch = self._branches.take(start)
         settled = self._ids[start:]
         self._is_from_branch = False
@@ -365,33 +347,3 @@ class Drafter:
             for proposal in branch.proposals[len(settled) - 1 :]:
                 self._append(proposal.token_id, [proposal])
                 self._is_from_branch = True
-
-
-class DraftTimeMean:
-    """Running mean of the draft's time per token over the last steps of one sequence.
-
-    A step that feeds many settled ids (after a rest, or when a draft joins in mid-answer) resets
-    the mean: its time is not that of drafting, and earlier times may no longer hold.
-    """
-
-    def __init__(self) -> None:
-        self._mean_ns = 0.0
-        self._mean_drafted = 0.0  # tokens per step
-
-    @property
-    def token_ns(self) -> int:
-        """Device time per draft token in nanoseconds; 0 before the first token."""
-        return round(self._mean_ns / self._mean_drafted) if self._mean_drafted else 0
-
-    def observe_step(self, duration_ns: float, *, num_drafted: int, num_settled: int) -> None:
-        """Takes the time of a step that fed ``num_settled`` settled ids and gave ``num_drafted``
-        tokens."""
-        if num_settled > _CATCHING_UP:
-            self._mean_ns = self._mean_drafted = 0.0
-        elif num_drafted:
-            if not self._mean_drafted:
-                self._mean_ns, self._mean_drafted = duration_ns, num_drafted
-                return
-            counted_ns = min(duration_ns, _OUTLIER * self._mean_ns)
-            self._mean_ns += (counted_ns - self._mean_ns) / _LOOK_BACK
-            self._mean_drafted += (num_drafted - self._mean_drafted) / _LOOK_BACK

@@ -21,12 +21,15 @@ _OUTLIER = 3.0  # a measurement counts as at most this many times the expected v
 _FORWARD_MEMORY = 0.95  # weight of a forward, relative to the next forward
 _TYPICAL_SLOPE = 0.02  # assumed time of a row, as a share of the mean forward's time
 
+_LOOK_BACK = 8  # steps in a draft's running mean
+_CATCHING_UP = 8  # a draft's step with more settled ids did more than draft
+
 
 class Acceptance:
     """Acceptance rate: the share of draft tokens that were right, weighted towards recent ones.
 
     ``prior`` is the rate assumed at first, with the weight of ``weight`` tokens. A token's weight
-    is ``memory`` times that of the next.
+    is ``memory`` times the next token's.
     """
 
     def __init__(
@@ -68,6 +71,36 @@ class RunningMean:
         """Updates the mean; a value counts as at most ``_OUTLIER`` times the mean."""
         bounded = min(value, _OUTLIER * self.value) if self.value else value
         self.value += (_NEW if self.value else 1.0) * (bounded - self.value)
+
+
+class DraftTimeMean:
+    """Running mean of the draft's time per token over the last steps of one sequence.
+
+    A step that feeds many settled ids (after a rest, or when a draft joins in mid-answer) resets
+    the mean: its time is not the time of drafting, and earlier times may no longer hold.
+    """
+
+    def __init__(self) -> None:
+        self._mean_ns = 0.0
+        self._mean_drafted = 0.0  # tokens per step
+
+    @property
+    def token_ns(self) -> int:
+        """Device time per draft token in nanoseconds; 0 before the first token."""
+        return round(self._mean_ns / self._mean_drafted) if self._mean_drafted else 0
+
+    def observe_step(self, duration_ns: float, *, num_drafted: int, num_settled: int) -> None:
+        """Takes the time of a step that fed ``num_settled`` settled ids and gave ``num_drafted``
+        tokens."""
+        if num_settled > _CATCHING_UP:
+            self._mean_ns = self._mean_drafted = 0.0
+        elif num_drafted:
+            if not self._mean_drafted:
+                self._mean_ns, self._mean_drafted = duration_ns, num_drafted
+                return
+            counted_ns = min(duration_ns, _OUTLIER * self._mean_ns)  # stalls are not steps
+            self._mean_ns += (counted_ns - self._mean_ns) / _LOOK_BACK
+            self._mean_drafted += (num_drafted - self._mean_drafted) / _LOOK_BACK
 
 
 class ForwardTimes:
@@ -170,10 +203,10 @@ class PairTimes:
 class Lengths(NamedTuple):
     """Numbers of draft tokens, and their expected speedup over target-only decoding."""
 
-    most: int  # in one forward
-    first: int  # that the idle target waits for after a rejection; 0: it decodes alone
-    reused: int  # of a broken run that the target verifies instead of waiting; 0: it waits
-    block: int  # in one message from the draft
+    most: int  # in a forward
+    first: int  # tokens that the idle target waits for after a rejection; 0: it decodes alone
+    reused: int  # tokens of a broken run, verified instead of waiting; 0: the target waits
+    block: int  # in a message from the draft
     speedup: float
 
 
@@ -181,37 +214,50 @@ def best_lengths(times: PairTimes, rate: float, most: int) -> Lengths:
     """Returns the draft lengths, at most ``most``, of the highest expected decoding speed.
 
     ``times.is_known`` must hold, and ``rate`` is the acceptance rate. docs/algorithms.md explains
-    the symbols: a is ``rate``, T is ``forward``, E is ``tokens``, d is ``step``, L is ``restart``.
+    the symbols: a is ``rate``, T is ``forward_ns``, E is ``tokens``, d is ``step_ns``, L is
+    ``restart``.
     """
     rate = min(rate, _MOST_RATE)
-    step = times.draft_step.value
-    forward = times.forwards_ns(most)
+    step_ns = times.draft_step.value
+    # Time of a forward with 0 to ``most`` draft tokens, and the tokens expected of it.
+    forward_ns = times.forwards_ns(most)
     tokens = [(1 - rate ** (num + 1)) / (1 - rate) for num in range(most + 1)]
-    drafting_ns = [times.drafting_ns(num) for num in range(most + 1)]
-    first_ns = [drafted + verified for drafted, verified in zip(drafting_ns, forward, strict=True)]
+    # A run's first forward waits until its tokens are drafted; the next ones run meanwhile.
+    first_ns = [times.drafting_ns(num) + forward_ns[num] for num in range(most + 1)]
+    next_ns = [max(forward_ns[num], (num + 1) * step_ns) for num in range(most + 1)]
+    one_row_ns = forward_ns[0]
     if times.takes_turns:
         best = max(range(1, most + 1), key=lambda num: tokens[num] / first_ns[num])
-        return Lengths(best, best, 0, best, forward[0] * tokens[best] / first_ns[best])
-    going_ns = [max(forward[num], (num + 1) * step) for num in range(most + 1)]
+        return Lengths(best, best, 0, best, one_row_ns * tokens[best] / first_ns[best])
 
-    lengths = range(most + 1)
-    longest = max(lengths, key=lambda num: tokens[num] / forward[num])
-    going = max(lengths, key=lambda num: tokens[num] / going_ns[num])
+    longest = max(range(most + 1), key=lambda num: tokens[num] / forward_ns[num])
+    steady = max(range(most + 1), key=lambda num: tokens[num] / next_ns[num])
     # Expected time of the forwards after a run's first forward, if there are any.
-    rest_ns = going_ns[going] / (1 - rate ** (going + 1))
+    rest_ns = next_ns[steady] / (1 - rate ** (steady + 1))
     run_ns = [first_ns[num] + rate ** (num + 1) * rest_ns for num in range(longest + 1)]
-    first = min(range(longest + 1), key=lambda num: run_ns[num])
-    # A reused token that is right saves the time that a token takes while a run goes on.
-    saved_ns, right, reused, least_ns = rest_ns * (1 - rate), 0.0, 0, run_ns[first]
-    for num in range(1, most + 1):
-        right += times.reuse_first.rate * times.reuse_later.rate ** (num - 1)
-        reuse_ns = forward[num] + rate * rest_ns - right * saved_ns
-        if reuse_ns < least_ns:
-            reused, least_ns = num, reuse_ns
+    first = min(range(longest + 1), key=run_ns.__getitem__)
+    reused = _best_reused(times, rate, forward_ns, rest_ns=rest_ns, run_ns=run_ns[first])
     return Lengths(
         most=max(longest, 1),
         first=first,
         reused=reused,
-        block=max(1, min(going, int(forward[0] / (2 * step)))),
-        speedup=forward[0] / (1 - rate) / run_ns[first],
+        block=max(1, min(steady, int(one_row_ns / (2 * step_ns)))),
+        speedup=one_row_ns / (1 - rate) / run_ns[first],
     )
+
+
+def _best_reused(
+    times: PairTimes, rate: float, forward_ns: Sequence[float], *, rest_ns: float, run_ns: float
+) -> int:
+    """Returns how many tokens of a broken run are best reused; 0: waiting for the draft is better.
+
+    A run takes ``run_ns`` without reused tokens, and ``rest_ns`` after its first forward.
+    """
+    token_ns = rest_ns * (1 - rate)  # time of a token while a run goes on: a right token saves it
+    num_right, best, least_ns = 0.0, 0, run_ns
+    for num in range(1, len(forward_ns)):
+        num_right += times.reuse_first.rate * times.reuse_later.rate ** (num - 1)
+        reuse_ns = forward_ns[num] + rate * rest_ns - num_right * token_ns
+        if reuse_ns < least_ns:
+            best, least_ns = num, reuse_ns
+    return best

@@ -62,7 +62,7 @@ class Policy(Protocol):
 
 
 class FixedPolicy:
-    """One pace for the whole sequence."""
+    """One pace for the whole sequence, whatever it sees."""
 
     def __init__(self, pace: Pace) -> None:
         self.pace = pace
@@ -77,7 +77,7 @@ class FixedPolicy:
         pass
 
 
-class AutoGammaPolicy:
+class AutoGammaPolicy(FixedPolicy):
     """The pace of the published rule gamma = T_target / T_draft (ParallelVLM; nano-PEARL, which
     rounds it), at most ``max_gamma``, by the times measured in the last forwards.
 
@@ -96,7 +96,7 @@ class AutoGammaPolicy:
         self._pace_of = pace_of
         self._max_gamma = max_gamma
         self._gamma = min(DEFAULT_GAMMA, max_gamma)
-        self.pace = pace_of(self._gamma)
+        super().__init__(pace_of(self._gamma))
         self._review_gamma()
 
     def observe_verdict(self, verdict: Verdict, outcomes: Sequence[bool], now_ns: int) -> None:
@@ -108,9 +108,6 @@ class AutoGammaPolicy:
         if block.step_ns:
             self._times.draft_step.observe_time(block.step_ns)
             self._review_gamma()
-
-    def observe_broken_run(self, outcomes: Sequence[bool], *, is_start: bool) -> None:
-        pass
 
     def _review_gamma(self) -> None:
         if not self._times.is_known:
@@ -151,18 +148,16 @@ def vpsd_pace(gamma: int) -> Pace:
 
 def optimistic_pace(max_draft_tokens: int) -> Pace:
     """The target waits for one draft token and verifies all that are queued, up to the limit."""
-    limits = StepLimits(1, max_draft_tokens, _LONG_WAIT_NS)
-    return Pace(
-        optimistic=limits, conservative=limits, max_ahead=2 * max_draft_tokens, block_size=1
-    )
+    return _patient_pace(StepLimits(1, max_draft_tokens, _LONG_WAIT_NS), max_draft_tokens)
 
 
 def conservative_pace(max_draft_tokens: int) -> Pace:
     """The target verifies one draft token per forward."""
-    limits = StepLimits(1, 1, _LONG_WAIT_NS)
-    return Pace(
-        optimistic=limits, conservative=limits, max_ahead=2 * max_draft_tokens, block_size=1
-    )
+    return _patient_pace(StepLimits(1, 1, _LONG_WAIT_NS), max_draft_tokens)
+
+
+def _patient_pace(limits: StepLimits, max_draft_tokens: int) -> Pace:
+    return Pace(limits, limits, max_ahead=2 * max_draft_tokens, block_size=1)
 
 
 def make_policy(

@@ -4,7 +4,7 @@ At a temperature above 0 the draft chooses with the target's noise, so it propos
 token where the two models' distributions agree. Where they differ, a draft that gives the noise
 less weight can be right more often: a small model is less sure than the target, and an unlikely
 token that wins by its noise is rarely the target's. Which weight is best depends on the pair and
-the temperature. So the draft makes each choice at all sharpnesses, and proposes that of the
+the temperature. So the draft makes each choice at all sharpnesses, and proposes the choice of the
 sharpness that was right most often of late. The output does not depend on what the draft proposes.
 """
 
@@ -27,7 +27,7 @@ class Sharpness:
     @property
     def place(self) -> int:
         """The place in SHARPNESSES of the one that was right most often, of equal ones the first;
-        at first that of no sharpening."""
+        at first no sharpening."""
         return max(range(len(SHARPNESSES)), key=self._right.__getitem__)
 
     def observe_choices(self, choices: Sequence[int], token_id: int) -> None:

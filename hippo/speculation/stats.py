@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from hippo.types import Block, Verdict
+
 
 @dataclass(slots=True)
 class SpeculationStats:
@@ -14,16 +16,16 @@ class SpeculationStats:
     """
 
     num_output_tokens: int = 0
-    num_forwards: int = 0  # of the target, without its prefill
+    num_forwards: int = 0  # the target's, without its prefill
     num_draft_tokens: int = 0  # verified draft tokens, over all forwards
     num_accepted_tokens: int = 0  # verified draft tokens that were accepted
     num_reused_tokens: int = 0  # tokens of broken runs that were verified, over all forwards
     num_accepted_reused: int = 0
     num_drafted_tokens: int = 0  # received from the draft, verified or not
-    num_dropped_tokens: int = 0  # received, and rejected or never verified; among them ...
-    num_rejected_tokens: int = 0  # ... tokens that differed from the target's
-    num_behind_rejection_tokens: int = 0  # ... tokens after a rejected token
-    num_stale_tokens: int = 0  # ... tokens that arrived after the end of their run
+    num_dropped_tokens: int = 0  # received, and rejected or never verified: the next three
+    num_rejected_tokens: int = 0  # tokens that differed from the target's
+    num_behind_rejection_tokens: int = 0  # tokens after a rejected token
+    num_stale_tokens: int = 0  # tokens that arrived after the end of their run
     relayed_end_index: int = 0  # after the last draft token that was sent to the target
     num_blocks: int = 0
     num_stale_blocks: int = 0  # dropped by the gateway
@@ -45,12 +47,89 @@ class SpeculationStats:
     draft_wait_ns: int = 0
     draft_step_ns: int = 0  # time per draft token, the draft's latest running mean
     drafting_ns: int = 0  # draft time of all received tokens
-    num_one_row_forwards: int = 0  # of the target
+    num_one_row_forwards: int = 0  # the target's
     one_row_ns: int = 0  # time of the one-row forwards
+    was_conservative: bool = False  # the last forward
+
+    def count_block(self, block: Block, *, num_new: int) -> None:
+        """Counts a block from the draft, of whose tokens ``num_new`` were not received before."""
+        self.num_blocks += 1
+        self.num_drafted_tokens += num_new
+        self.draft_wait_ns += block.wait_ns
+        self.draft_step_ns = block.step_ns or self.draft_step_ns
+        self.drafting_ns += num_new * block.step_ns
+
+    def count_stale_block(self, block: Block, *, is_finished: bool) -> None:
+        """Counts a block that the gateway dropped, after the answer's end if it ``is_finished``."""
+        self.num_stale_blocks += 1
+        self.num_dropped_tokens += len(block.token_ids)
+        if not is_finished:
+            self.num_stale_tokens += len(block.token_ids)
+
+    def count_verdict(self, verdict: Verdict, *, num_rejections: int, is_drafting: bool) -> None:
+        """Counts a verdict with ``num_rejections``; ``is_drafting``: the draft does not rest."""
+        timing, num_tokens = verdict.timing, len(verdict.token_ids)
+        self.num_output_tokens += num_tokens
+        self._count_dropped(verdict, num_rejections)
+        if num_rejections:
+            self.num_rejections += num_rejections
+            # The verdict's last token corrects the run; the next run begins after it.
+            self.run_lengths.append(self.open_run_length + num_tokens)
+            self.open_run_length = 0
+        elif is_drafting:
+            self.open_run_length += num_tokens
+        self.target_wait_ns += timing.wait_ns
+        if verdict.start_index == 0:
+            self.prefill_ns += timing.forward_ns
+        else:
+            self._count_forward(verdict)
+
+    def _count_dropped(self, verdict: Verdict, num_rejections: int) -> None:
+        """Counts dropped tokens by reason; tokens dropped at the answer's end have no count of
+        their own."""
+        num_dropped = verdict.num_dropped_tokens
+        num_rejected = min(num_rejections, num_dropped)
+        self.num_dropped_tokens += num_dropped
+        self.num_rejected_tokens += num_rejected
+        if num_rejections:
+            self.num_behind_rejection_tokens += num_dropped - num_rejected
+        elif verdict.finish_reason is None:
+            self.num_stale_tokens += num_dropped
+
+    def _count_forward(self, verdict: Verdict) -> None:
+        num_drafts, num_reused = verdict.num_draft_tokens, verdict.num_reused_tokens
+        forward_ns = verdict.timing.forward_ns
+        elapsed_ns = forward_ns + verdict.timing.wait_ns
+        self.num_forwards += 1
+        self.num_draft_tokens += num_drafts
+        self.num_accepted_tokens += verdict.num_accepted_tokens
+        self.num_reused_tokens += num_reused
+        self.num_accepted_reused += verdict.num_accepted_reused
+        # Reused tokens were counted as dropped with their run.
+        num_used = min(verdict.num_accepted_reused, self.num_behind_rejection_tokens)
+        self.num_behind_rejection_tokens -= num_used
+        self.num_dropped_tokens -= num_used
+        self.forward_ns += forward_ns
+        num_more = max(num_drafts - len(self.verified_per_position), 0)
+        self.verified_per_position += [0] * num_more
+        self.accepted_per_position += [0] * num_more
+        for position in range(num_drafts):
+            self.verified_per_position[position] += 1
+            self.accepted_per_position[position] += position < verdict.num_accepted_tokens
+        self.num_mode_switches += verdict.is_conservative != self.was_conservative
+        self.was_conservative = verdict.is_conservative
+        if num_drafts + num_reused == 0:
+            self.num_one_row_forwards += 1
+            self.one_row_ns += forward_ns
+            self.target_only_ns += elapsed_ns
+        elif verdict.is_conservative:
+            self.conservative_ns += elapsed_ns
+        else:
+            self.optimistic_ns += elapsed_ns
 
     @property
     def num_drafts(self) -> int:
-        """Number of forwards that verified draft tokens, without those of reused tokens."""
+        """Number of forwards that verified draft tokens; reused tokens do not count."""
         return self.verified_per_position[0] if self.verified_per_position else 0
 
     @property

@@ -40,8 +40,6 @@ class Verifier:
     """
 
     def __init__(self, *, max_tokens: int, end_token_ids: Collection[int], pace: Pace) -> None:
-        if max_tokens < 1:
-            raise ValueError(f"max_tokens must be at least 1, not {max_tokens}")
         self._max_tokens = max_tokens
         self._end_token_ids = frozenset(end_token_ids)
         self._pace = pace
@@ -49,7 +47,7 @@ class Verifier:
         self._run: list[int] = []  # queued draft tokens, the first at index _run_start
         self._run_start = 0
         self._broken_run = BrokenRun()  # what the last rejected run had after its wrong token
-        self._branches: dict[int, tuple[int, ...]] = {}  # of the run, by index
+        self._branches: dict[int, tuple[int, ...]] = {}  # the run's branches, by index
         self._branch = BrokenRun()  # the branch that the last rejected run goes on with
         self.epoch = 0
         self.is_conservative = False  # whether the last comparison was a rejection
@@ -71,50 +69,37 @@ class Verifier:
         # The next step feeds the last settled id.
         return self._committed[:-1]
 
-    @property
-    def num_queued(self) -> int:
-        """Number of draft tokens not settled yet, including those in a running forward."""
-        return len(self._run)
-
     def set_max_tokens(self, max_tokens: int) -> None:
         assert not self._committed and max_tokens >= 1
         self._max_tokens = max_tokens
-
-    def set_pace(self, pace: Pace) -> None:
-        """Sets the pace, which takes effect at the next ``next_step``, also during a wait."""
-        self._pace = pace
 
     def receive(self, message: Block | Pace) -> None:
         if isinstance(message, Block):
             self.add_block(message)
         else:
-            self.set_pace(message)
+            self._pace = message
 
     def take_messages(self) -> list[Verdict]:
         verdicts, self._verdicts = self._verdicts, []
         return verdicts
 
-    def add_block(self, block: Block) -> int:
+    def add_block(self, block: Block) -> None:
         """Queues a block's ids, at any time, also while a forward runs.
 
-        Returns how many ids were not queued, because they are of an older epoch, after a gap,
-        queued or settled already, or behind an end token, the token limit or a rejected token.
+        Ids are not queued that are of an older epoch, after a gap, queued or settled already, or
+        behind an end token, the token limit or a rejected token.
         """
         ids = block.token_ids
         if self.is_finished:
-            return len(ids)
-        if block.epoch < self.epoch:
-            self._num_dropped += len(ids)
-            return len(ids)
+            return
         if block.epoch > self.epoch:
             self.epoch = block.epoch
             self._drop_run()
-        if block.start_index > self._end_index:
+        if block.epoch < self.epoch or block.start_index > self._end_index:
             self._num_dropped += len(ids)
-            return len(ids)
+            return
         self._is_exhausted = block.is_exhausted
         self._branches |= {branch.index: branch.token_ids for branch in block.branches}
-        num_taken = 0
         for offset, token_id in enumerate(ids):
             index = block.start_index + offset
             if index < len(self._committed):
@@ -126,8 +111,7 @@ class Verifier:
                     self._broken_run = BrokenRun(ids[end - block.start_index :], end)
                     break
             else:
-                num_taken += self._enqueue_token(index, token_id)
-        return len(ids) - num_taken
+                self._enqueue_token(index, token_id)
 
     def begin(self, token_id: int, timing: Timing, notes: Sequence[TokenLogprobs] = ()) -> None:
         assert not self._committed, "begin is called once"
@@ -254,26 +238,25 @@ class Verifier:
         """The index after the last token that is settled or queued."""
         return self._run_start + len(self._run) if self._run else len(self._committed)
 
-    def _enqueue_token(self, index: int, token_id: int) -> bool:
-        """Queues one token of the run; returns False for a token that cannot be used."""
+    def _enqueue_token(self, index: int, token_id: int) -> None:
+        """Queues one token of the run, unless the token cannot be used."""
         position = index - self._run_start if self._run else 0
         if position < len(self._run):
             if self._run[position] == token_id:
-                return False
+                return
             # A draft that joined in mid-answer drafts other tokens than the lost draft did.
             self._num_dropped += len(self._run) - position
             del self._run[position:]
         is_behind_end = bool(self._run) and self._run[-1] in self._end_token_ids
         if is_behind_end or index >= self._max_tokens:
             self._num_dropped += 1
-            return False
+            return
         if not self._run:
             self._run_start = index
         self._run.append(token_id)
-        return True
 
     def _match_run(self) -> bool:
-        """Removes settled tokens from the queue; returns False if one of them was wrong."""
+        """Removes settled tokens from the queue; returns False if a token was wrong."""
         while self._run and self._run_start < len(self._committed):
             if self._run[0] != self._committed[self._run_start]:
                 self._reject_run(self._run_start)

@@ -70,7 +70,7 @@ class _PruningStrategyEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Pruni
     PRUNING_STRATEGY_SPECVLM: _PruningStrategy.ValueType  # 7
     """A share of the target's attention mass, the rest filled up uniformly (SpecVLM)."""
     PRUNING_STRATEGY_HYBRID: _PruningStrategy.ValueType  # 8
-    """As holistic, with a budget for each frame by how much it differs from the one before."""
+    """No service takes this strategy any more; a receiver answers INVALID_ARGUMENT."""
     PRUNING_STRATEGY_UV: _PruningStrategy.ValueType  # 9
     """The tokens whose hidden states come closest to the text's over the first layers (ParallelVLM)."""
 
@@ -94,7 +94,7 @@ PRUNING_STRATEGY_HOLISTIC: PruningStrategy.ValueType  # 6
 PRUNING_STRATEGY_SPECVLM: PruningStrategy.ValueType  # 7
 """A share of the target's attention mass, the rest filled up uniformly (SpecVLM)."""
 PRUNING_STRATEGY_HYBRID: PruningStrategy.ValueType  # 8
-"""As holistic, with a budget for each frame by how much it differs from the one before."""
+"""No service takes this strategy any more; a receiver answers INVALID_ARGUMENT."""
 PRUNING_STRATEGY_UV: PruningStrategy.ValueType  # 9
 """The tokens whose hidden states come closest to the text's over the first layers (ParallelVLM)."""
 Global___PruningStrategy: _TypeAlias = PruningStrategy  # noqa: Y015
@@ -479,7 +479,7 @@ class Pruning(_message.Message):
     min_visual_tokens: _builtins.int
     """A prompt with fewer visual tokens is not pruned."""
     spatial_score: Global___SpatialScore.ValueType
-    """The spatial score of holistic and hybrid; unspecified: the target's own."""
+    """The spatial score of holistic; unspecified: the target's own."""
     spread: _builtins.float
     """Share of holistic's kept tokens that is spaced evenly, 0 to 1; unset: the target's own."""
     score_layer_share: _builtins.float

@@ -9,9 +9,9 @@ class FeatureRoom:
     """Lets sequences run the vision tower ahead of their selections, in order of arrival, while the
     features that wait for a selection are of at most ``capacity`` tokens in total.
 
-    The capacity is that of the longest prompt, for whose features ModelShape.work_bytes leaves
-    memory. A target has few prefills in progress (hippo.engine.jobs), so the room hardly delays a
-    tower whose selection comes soon. Only the device thread uses this class.
+    The capacity is the length of the longest prompt, for whose features ModelShape.work_bytes
+    leaves memory. A target has few prefills in progress (hippo.engine.jobs), so the room hardly
+    delays a tower whose selection comes soon. Only the device thread uses this class.
     """
 
     def __init__(self) -> None:

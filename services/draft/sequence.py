@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from time import perf_counter_ns
 from typing import Any
 
 import torch
@@ -80,7 +79,6 @@ class DraftSequence(EngineSequence):
     def _embed(self, host: SequenceHost) -> Job:
         """Runs the vision tower; if the selection has come, also the prefill in the same job, so
         that no more features wait than the room holds."""
-        self.began_ns = host.piece_began_ns
         self.visual = yield from self.run_tower(host)
         self.is_embedded = True
         if self.selection is not None:
@@ -112,21 +110,10 @@ class DraftSequence(EngineSequence):
         pieces = host.model.prefill(
             self.slot, self.prompt, self.visual, kept, num_reused=num_reused
         )
-        self.visual = logits = None
-        self.stages.prefill_began_ns = perf_counter_ns()
-        for logits in pieces:
-            if logits is None:
-                yield None
-        assert logits is not None, "a prefill ends with logits"
+        self.visual = None
+        logits = yield from self.run_prefill(pieces)
         self.drafter.set_prompt_text(text_ids(self.prompt))
-        host.finish_prefill(
-            self,
-            logits,
-            rows=rows,
-            num_reused=num_reused,
-            queue_ns=self.began_ns - self.submitted_ns,
-            wait_ns=wait_ns,
-        )
+        host.finish_prefill(self, logits, rows=rows, num_reused=num_reused, wait_ns=wait_ns)
 
 
 def text_ids(prompt: Prompt) -> list[int]:

@@ -1,4 +1,4 @@
-"""The gRPC servicer of the draft service."""
+"""Assembles the draft service."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ from functools import partial
 from typing import Any
 
 from hippo.rpc.client import DRAFT_METHOD, DRAFT_SERVICE
-from hippo.rpc.errors import Context, answering_errors
 from hippo.service.service import EngineService
 from hippo.service.streams import SequenceStreams
 from hippo.speculation.sharpness import SharpnessByTemperature
@@ -14,16 +13,6 @@ from hippo.v1 import draft_pb2, draft_pb2_grpc
 from services.draft.config import DraftSettings
 from services.draft.room import FeatureRoom
 from services.draft.sequence import DraftSequence
-
-
-class DraftServicer(SequenceStreams, draft_pb2_grpc.DraftServiceServicer):
-    """Serves DraftService with the engine."""
-
-    @answering_errors
-    async def Draft(  # type: ignore[override]
-        self, _: Any, context: Context
-    ) -> None:
-        await self.serve(context, DRAFT_METHOD)
 
 
 def build_service(settings: DraftSettings) -> EngineService:
@@ -35,6 +24,6 @@ def build_service(settings: DraftSettings) -> EngineService:
         room=FeatureRoom(),
         sharpnesses=SharpnessByTemperature(),
     )
-    servicer = DraftServicer(service, draft_pb2.DraftResponse, make_sequence)
+    servicer: Any = SequenceStreams(service, DRAFT_METHOD, draft_pb2.DraftResponse, make_sequence)
     draft_pb2_grpc.add_DraftServiceServicer_to_server(servicer, service.rpc.server)
     return service

@@ -78,7 +78,7 @@ class ScoredSelection:
     """A choice by scores during the prefill, on the device thread.
 
     The prefill must be given ``tap`` (of ``tap_for``). ``embeddings`` ``[num_visual_tokens,
-    hidden]`` are those of the prunable tokens, or None if the strategy does not need them.
+    hidden]`` belong to the prunable tokens, or are None if the strategy does not need them.
     """
 
     def __init__(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from time import perf_counter_ns
 
 from hippo.engine.sequence import EngineSequence, Job, SequenceHost
 from hippo.engine.slots import SlotPool
@@ -100,7 +99,6 @@ class TargetSequence(EngineSequence):
 
     def _prefill(self, host: SequenceHost) -> Job:
         pruning, model = self.request.pruning, host.model
-        queue_ns = host.piece_began_ns - self.submitted_ns
         is_scored = needs_scores(pruning, int(self.prompt.visual_indices.shape[0]))
         tap = most = None
         if is_scored:
@@ -122,15 +120,12 @@ class TargetSequence(EngineSequence):
                 options=self._scoring.options_for(pruning),
             )
         pieces = model.prefill(self.slot, self.prompt, visual, None, tap, num_reused)
-        visual = logits = None
-        self.stages.prefill_began_ns = perf_counter_ns()
-        for logits in pieces:
-            if logits is None:
-                self._tell_selection(host, selection)
-                yield None
-        assert logits is not None, "a prefill ends with logits"
+        visual = None
+        logits = yield from self.run_prefill(
+            pieces, after_piece=lambda: self._tell_selection(host, selection)
+        )
         self._tell_selection(host, selection, is_last=True)
-        host.finish_prefill(self, logits, rows=self.rows, num_reused=num_reused, queue_ns=queue_ns)
+        host.finish_prefill(self, logits, rows=self.rows, num_reused=num_reused)
 
     def _tell_selection(
         self, host: SequenceHost, selection: ScoredSelection | None, *, is_last: bool = False

@@ -1,4 +1,4 @@
-"""The gRPC servicer of the target service."""
+"""Assembles the target service."""
 
 from __future__ import annotations
 
@@ -7,23 +7,12 @@ from typing import Any
 
 from hippo.pruning.select import SelectionOptions
 from hippo.rpc.client import TARGET_SERVICE, VERIFY_METHOD
-from hippo.rpc.errors import Context, answering_errors
 from hippo.service.service import EngineService
 from hippo.service.streams import SequenceStreams
 from hippo.types import SpatialScore
 from hippo.v1 import target_pb2, target_pb2_grpc
 from services.target.config import TargetSettings
 from services.target.sequence import Scoring, TargetSequence
-
-
-class TargetServicer(SequenceStreams, target_pb2_grpc.TargetServiceServicer):
-    """Serves TargetService with the engine."""
-
-    @answering_errors
-    async def Verify(  # type: ignore[override]
-        self, _: Any, context: Context
-    ) -> None:
-        await self.serve(context, VERIFY_METHOD)
 
 
 def build_service(settings: TargetSettings) -> EngineService:
@@ -33,8 +22,9 @@ def build_service(settings: TargetSettings) -> EngineService:
     service = EngineService(
         TARGET_SERVICE, settings, max_waiting=settings.max_queue, num_tapped=scoring.num_layers_for
     )
-    servicer = TargetServicer(
-        service, target_pb2.VerifyResponse, partial(TargetSequence, scoring=scoring)
+    make_sequence = partial(TargetSequence, scoring=scoring)
+    servicer: Any = SequenceStreams(
+        service, VERIFY_METHOD, target_pb2.VerifyResponse, make_sequence
     )
     target_pb2_grpc.add_TargetServiceServicer_to_server(servicer, service.rpc.server)
     return service

@@ -73,7 +73,7 @@ async def _end(address: str, method: str, messages: list[Any]) -> grpc.aio.AioRp
         ("Draft", [D(open=OPEN), D(select=SELECT), D(select=SELECT)], "select came twice"),
         ("Draft", [D(open=OPEN), D()], "an empty message; expected select or pace or commit"),
         ("Draft", [D(open=OPEN), D(pace=BAD_PACE)], "block_size"),
-        ("Draft", [D(open=OPEN), D(commit=pb.Commit())], "no token ids"),
+        ("Draft", [D(open=OPEN), D(commit=pb.Commit())], "settles at least one token"),
         ("Draft", [D(open=OPEN), D(commit=pb.Commit(token_ids=[FOREIGN_ID]))], "token ids are 0"),
         ("Draft", [D(open=OPEN), D(commit=pb.Commit(start_index=5, token_ids=[3]))], "gap"),
         (
@@ -82,8 +82,8 @@ async def _end(address: str, method: str, messages: list[Any]) -> grpc.aio.AioRp
             "commit.epoch is",
         ),
         ("Draft", [D(open=OPEN), D(commit=pb.Commit(token_ids=[3] * 61))], "reaches 61 tokens"),
-        ("Draft", [D(open=OPEN), b"\xff\xff\xff"], "none of this protocol's"),
-        ("Draft", [b"\0"], "none of this protocol's"),
+        ("Draft", [D(open=OPEN), b"\xff\xff\xff"], "not of hippo's protocol"),
+        ("Draft", [b"\0"], "not of hippo's protocol"),
         ("Draft", [D(open=OPEN), D(select=pb.Selection(kept_indices=[3, 1]))], "ascend"),
         (
             "Draft",
@@ -101,7 +101,7 @@ async def _end(address: str, method: str, messages: list[Any]) -> grpc.aio.AioRp
             [V(open=OPEN), V(verify=pb.Block(epoch=2**32 - 1, token_ids=[3]))],
             "verify.epoch is",
         ),
-        ("Verify", [V(open=OPEN), b"\xff\xff\xff"], "none of this protocol's"),
+        ("Verify", [V(open=OPEN), b"\xff\xff\xff"], "not of hippo's protocol"),
         ("Verify", [V(open=_open(media=()))], "media_index"),
         ("Verify", [V(open=_open(max_tokens=500))], "together 529"),
         ("Verify", [V(open=_open(committed_ids=(3,)))], "begins at token 0"),
@@ -121,7 +121,7 @@ async def test_a_breach_of_a_streams_order_is_invalid_and_frees_the_slot(
         assert status.code() is grpc.StatusCode.INVALID_ARGUMENT
         assert words in (status.details() or "")
         await until_free(service)
-        await until(lambda: backend_of(service).engine.counters.num_sequences == 0)
+        await until(lambda: not backend_of(service).engine._sequences)
 
 
 @pytest.mark.parametrize(("method", "request_type"), [("Draft", D), ("Verify", V)])

@@ -237,7 +237,7 @@ async def _left_behind(service: EngineService) -> str | None:
     """What the stream left in the service, once it had time to go."""
     for _ in range(2000):
         slots = backend_of(service).slots
-        num_sequences = backend_of(service).engine.counters.num_sequences
+        num_sequences = len(backend_of(service).engine._sequences)
         if not slots.num_used and not slots.num_waiting and not num_sequences:
             return None
         await asyncio.sleep(0.002)

@@ -24,7 +24,7 @@ EXAMPLES = """\
 examples:
   hippo inspect clip.mp4
   hippo inspect clip.mp4 --question "What moves?" --ratio 0.95 --out moves.png
-  hippo inspect clip.mp4 --strategies holistic,hybrid,random --scores
+  hippo inspect clip.mp4 --strategies holistic,uv,random --scores
   hippo inspect clip.mp4 --model Qwen/Qwen2.5-VL-7B-Instruct --device cuda --dtype bfloat16
 
 Nothing needs to be running: the target is loaded here, and only its first layers run.

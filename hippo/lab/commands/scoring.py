@@ -55,7 +55,7 @@ class Scored:
             ("temporal", "unlike the frame before", temporal),
             ("spatial", "unlike its surroundings", spatial),
         ):
-            shown = normalise(values, [self.grid], "min-max").view(self.grid).cpu()
+            shown = normalise(values, [self.grid]).view(self.grid).cpu()
             yield PictureRow(f"score: {title}", (note, "dark: high in its frame"), shown)
 
     def kept_row(self, pruning: Pruning) -> PictureRow:

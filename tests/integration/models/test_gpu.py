@@ -38,7 +38,7 @@ async def test_policies_give_the_target_only_output(
 ) -> None:
     folders: list[Path] = [request.getfixturevalue(name) for name in names]
     target_model, draft_model = (load(folder, device="cuda") for folder in folders)
-    pruning = Pruning(PruningStrategy.HYBRID, 0.5, min_visual_tokens=1)
+    pruning = Pruning(PruningStrategy.HOLISTIC, 0.5, min_visual_tokens=1)
     requests = [
         toy_request(
             sampling=sampling, pruning=pruning, request_id=name, max_tokens=100, end_token_ids=()

@@ -28,7 +28,7 @@ from tests.support.running.services import (
 SAMPLED = SamplingParams(
     temperature=0.8, top_p=0.95, seed=11, presence_penalty=0.3, logit_bias=((7, 0.5),)
 )
-PRUNING = Pruning(PruningStrategy.HYBRID, 0.5, min_visual_tokens=1)
+PRUNING = Pruning(PruningStrategy.HOLISTIC, 0.5, min_visual_tokens=1)
 # For tokens; for the order of a tower's windows; for what warms up.
 _MAY_WAIT = ("tolist at sampler.py", "index at qwen_vl.py", "int at warmup.py")
 

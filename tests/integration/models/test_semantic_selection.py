@@ -33,7 +33,6 @@ SCORED = [
     PruningStrategy.ATTENTION,
     PruningStrategy.HOLISTIC,
     PruningStrategy.SPECVLM,
-    PruningStrategy.HYBRID,
     PruningStrategy.UV,
 ]
 SAMPLED = SamplingParams(temperature=0.8, top_p=0.95, seed=11)

@@ -289,23 +289,6 @@ async def test_a_failing_device_ends_all_sequences_and_the_service_stops_serving
             await target_only(client, toy_request())
 
 
-async def test_a_failing_device_ends_what_a_draft_drafts_and_it_stops_serving() -> None:
-    def fail(_: StepPlan) -> None:
-        raise RuntimeError("the device is lost")
-
-    model = ToyModel()
-    async with serving_draft(model) as (service, client):
-        model.on_forward = fail
-        with pytest.raises(HippoError, match="inside the service"):
-            async with client.draft(toy_request(pace=DRAFTS, end_token_ids=())) as stream:
-                await stream.send_message(Selection(tuple(range(16)), 16))
-                async for _ in stream:
-                    pass
-        await until_free(service)
-        while await client.health_problem() is None:
-            await asyncio.sleep(0.01)
-
-
 async def test_a_request_above_the_message_limit_is_invalid_and_one_at_the_limit_arrives() -> None:
     async with serving_target(ToyModel(), max_message_mib=2) as (_, client):
         for num_mib, reason in ((19, "larger than max"), (2, "not a toy video")):

@@ -31,10 +31,6 @@ def test_a_single_prefill_takes_little_from_many_running_sequences() -> None:
     assert budget(1, 8) == pytest.approx(FORWARD_NS / 2)
 
 
-def test_more_waiting_sequences_get_more_and_more_running_ones_leave_less() -> None:
-    assert budget(2, 8) > budget(1, 8) > budget(1, 16)
-
-
 @pytest.mark.parametrize("num_waiting", [1, 7, 31])
 def test_no_running_sequence_is_held_up_for_longer_than_two_of_its_forwards(
     num_waiting: int,
@@ -90,16 +86,6 @@ def test_what_a_piece_of_others_takes_too_long_is_paid_by_the_next_forwards(
         if turns[-1]:
             share.count_piece(2 * FORWARD_NS)
     assert turns == expected
-
-
-def test_a_clients_own_prefill_has_the_larger_share() -> None:
-    share = PrefillShare()
-    share.count_forward(FORWARD_NS, ["alice", "alice"], 2)
-    share.count_piece(FORWARD_NS)
-    assert share.allows("alice", num_waiting=1)
-    assert not share.allows("bob", num_waiting=1)
-    share.count_piece(FORWARD_NS)
-    assert not share.allows("alice", num_waiting=1)
 
 
 def test_while_no_sequence_runs_one_piece_runs_in_a_turn() -> None:

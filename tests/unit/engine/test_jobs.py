@@ -101,14 +101,6 @@ def test_clients_with_prompts_that_have_begun_take_turns() -> None:
     assert jobs._served_ns == {}
 
 
-def test_jobs_of_one_sequence_run_one_after_another(jobs: Jobs) -> None:
-    recorder, one = Recorder(), sequence()
-    jobs.add_job(one, recorder.job("a", 1))
-    jobs.add_job(one, recorder.job("b"))
-    run(jobs)
-    assert recorder.events == ["a0", "a over", "b over"]
-
-
 def test_a_failure_ends_the_job_and_is_raised(jobs: Jobs) -> None:
     def failing() -> Job:
         yield
@@ -158,9 +150,9 @@ def test_device_time_is_counted_for_sequence_and_service() -> None:
     one, seen = sequence(), []
 
     def measuring() -> Job:
-        seen.append(jobs.device_ns(one))
+        seen.append(one.device_ns)
         yield
-        seen.append(jobs.device_ns(one))
+        seen.append(one.device_ns)
 
     jobs.add_job(one, measuring())
     run(jobs)

@@ -48,15 +48,6 @@ def video(data: bytes) -> Media:
     return Media(MediaKind.VIDEO, data)
 
 
-async def test_the_same_file_is_decoded_once() -> None:
-    decoder = SlowDecoder()
-    cache = MediaCache(decoder, 10 * FRAME_BYTES)
-    first = await cache.decode(video(b"clip"), PLAN)
-    assert await cache.decode(video(bytes(bytearray(b"clip"))), replace(PLAN)) is first
-    assert decoder.started == [b"clip"]
-    assert (cache.num_hits, cache.num_misses, cache.num_bytes) == (1, 1, 4 * FRAME_BYTES)
-
-
 async def test_a_tiny_item_counts_as_what_it_takes_to_keep_it() -> None:
     cache = MediaCache(SlowDecoder(), FRAME_BYTES)
     await cache.decode(video(b"tiny"), PLAN)

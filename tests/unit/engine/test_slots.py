@@ -63,14 +63,6 @@ def test_a_common_beginning_that_is_little_of_what_a_slot_holds_does_not_cost_th
     assert use(pool, text(1, 2, *range(10, 20)))[1] == 1
 
 
-def test_a_slot_that_is_in_use_is_nobody_elses() -> None:
-    pool = pool_of(text(1, 2, 3), text(4, 5))
-    assert use(pool, text(1, 2, 3))[1] == 0
-    assert use(pool, text(1, 2, 3))[1] == 1
-    with pytest.raises(OverloadedError):
-        pool.reserve_slot()
-
-
 def test_a_free_slot_goes_to_the_client_with_the_fewest() -> None:
     pool = SlotPool(3, max_waiting=9)
     held = [pool.reserve_slot(client="mallory") for _ in range(3)]
@@ -86,27 +78,6 @@ def test_a_free_slot_goes_to_the_client_with_the_fewest() -> None:
     late = pool.reserve_slot(client="bob")
     assert release(line[3]) == [True, False, True, True] and late.is_granted
     assert release(late) == [True, True, True, True]
-
-
-def test_those_are_near_who_would_be_next() -> None:
-    pool = SlotPool(1, max_waiting=9, num_near=2)
-    pool.reserve_slot(client="mallory")
-    line = [pool.reserve_slot(client="mallory") for _ in range(3)]
-    assert [each.is_near.is_set() for each in line] == [True, True, False]
-    late = pool.reserve_slot(client="alice")
-    assert late.is_near.is_set() and not line[2].is_near.is_set()
-
-
-def test_what_is_granted_counts_as_used_before_its_slot_is_chosen() -> None:
-    pool = SlotPool(2, max_waiting=1)
-    first, second, third = pool.reserve_slot(), pool.reserve_slot(), pool.reserve_slot()
-    assert (pool.num_used, pool.num_waiting) == (2, 1)
-    first.release()
-    assert third.is_granted
-    assert (pool.num_used, pool.num_waiting) == (2, 0)
-    second.release()
-    third.release()
-    assert pool.num_used == 0
 
 
 def test_who_must_not_wait_gets_a_slot_or_is_refused() -> None:
@@ -126,13 +97,6 @@ def test_the_queue_is_full_when_its_media_take_too_many_bytes() -> None:
     running.release()
     assert waiting.is_granted
     assert not pool.reserve_slot(60).is_granted
-
-
-def test_a_release_without_content_leaves_an_empty_slot() -> None:
-    pool = pool_of(text(1, 2))
-    claim, _, _ = use(pool, text(1, 2))
-    claim.release()
-    assert use(pool, text(1, 2))[2] == 0
 
 
 async def test_waiting_ends_with_the_grant_or_with_the_release_whichever_is_first() -> None:

@@ -69,7 +69,7 @@ def temporal(features: Sequence[Vector], grids: Sequence[Grid]) -> list[float]:
 
 
 def spatial(
-    features: Sequence[Vector], grids: Sequence[Grid], crop: int, how: str = "contrast"
+    features: Sequence[Vector], grids: Sequence[Grid], how: str = "contrast", crop: int = 5
 ) -> list[float]:
     half = crop // 2
 
@@ -94,44 +94,30 @@ def spatial(
     return _each_token(grids, score)
 
 
-def _frames(grids: Sequence[Grid]) -> list[range]:
-    """The token indices of every frame of every video."""
-    starts = []
-    start = 0
+def normalised(scores: Sequence[float], grids: Sequence[Grid]) -> list[float]:
+    result: list[float] = []
     for frames, rows, columns in grids:
         for _ in range(frames):
-            starts.append(range(start, start + rows * columns))
-            start += rows * columns
-    return starts
-
-
-def normalised(scores: Sequence[float], grids: Sequence[Grid], how: str) -> list[float]:
-    result: list[float] = []
-    for frame in _frames(grids):
-        values = [scores[token] for token in frame]
-        if min(values) == max(values):
-            result += [0.0] * len(values)
-        elif how == "min-max":
+            values = scores[len(result) : len(result) + rows * columns]
             least, most = min(values), max(values)
-            result += [(value - least) / (most - least) for value in values]
-        else:
-            mean = sum(values) / len(values)
-            deviation = math.sqrt(sum((value - mean) ** 2 for value in values) / len(values))
-            result += [(value - mean) / deviation for value in values]
+            spread = most - least
+            result += [(value - least) / spread if spread else 0.0 for value in values]
     return result
 
 
+def by_score(scores: Sequence[float]) -> list[int]:
+    return sorted(range(len(scores)), key=lambda token: (-scores[token], token))
+
+
 def best(scores: Sequence[float], num_kept: int) -> list[int]:
-    order = sorted(range(len(scores)), key=lambda token: (-scores[token], token))
-    return sorted(order[:num_kept])
+    return sorted(by_score(scores)[:num_kept])
 
 
 def two_stages(scores: Sequence[float], num_kept: int, share: float) -> list[int]:
     """SpecVLM: tokens until the share of the mass is reached, then others, evenly spaced between
     the first and the last of them."""
-    order = sorted(range(len(scores)), key=lambda token: (-scores[token], token))
     kept: list[int] = []
-    for token in order:
+    for token in by_score(scores):
         if len(kept) == num_kept or sum(scores[t] for t in kept) >= share * sum(scores):
             break
         kept.append(token)
@@ -150,37 +136,4 @@ def filled_evenly(scores: Sequence[float], kept: list[int], num_kept: int) -> li
     others = [token for token in range(len(scores)) if token not in kept]
     num_filled = num_kept - len(kept)
     kept += [others[(2 * i + 1) * len(others) // (2 * num_filled)] for i in range(num_filled)]
-    return sorted(kept)
-
-
-def by_frame(
-    scores: Sequence[float], shares: Sequence[float], grids: Sequence[Grid], num_kept: int
-) -> list[int]:
-    """Webster: one seat after the other to the frame with the highest share a seat.
-
-    A frame's share is of its own video's, and a video's shares are as many as its tokens.
-    """
-    frames = _frames(grids)
-    queues = [sorted(frame, key=lambda token: (-scores[token], token)) for frame in frames]
-    budgets: list[float] = []
-    for number, rows, columns in grids:
-        size = rows * columns
-        own = frames[len(budgets) : len(budgets) + number]
-        sums = [sum(shares[token] for token in frame) for frame in own]
-        total = sum(sums)
-        budgets += [one * (number * size) / total if total else float(size) for one in sums]
-    taken = [0] * len(frames)
-    kept = []
-    for _ in range(num_kept):
-        open_frames = [f for f in range(len(frames)) if taken[f] < len(queues[f])]
-
-        def place(frame: int) -> tuple[float, float, int]:
-            token = queues[frame][taken[frame]]
-            seats = taken[frame] + 0.5
-            distance = seats / budgets[frame] if budgets[frame] else math.inf
-            return distance, -scores[token], token
-
-        chosen = min(open_frames, key=place)
-        kept.append(queues[chosen][taken[chosen]])
-        taken[chosen] += 1
     return sorted(kept)

@@ -12,10 +12,8 @@ from hippo.pruning.select import (
     SelectionOptions,
     VisualScores,
     holistic_scores,
-    needs_alignment,
     needs_attention,
     needs_features,
-    needs_prefill,
     num_kept,
     select_tokens,
 )
@@ -67,17 +65,16 @@ def select(
 
 @pytest.mark.parametrize("strategy", SCORED)
 @settings(deadline=None, max_examples=40)
-@given(grids=GRIDS, ratio=RATIOS, seed=SEEDS, per_frame=st.booleans())
+@given(grids=GRIDS, ratio=RATIOS, seed=SEEDS)
 def test_as_many_are_kept_as_the_ratio_says_and_in_order(
-    strategy: PruningStrategy, grids: Grids, ratio: float, seed: int, per_frame: bool
+    strategy: PruningStrategy, grids: Grids, ratio: float, seed: int
 ) -> None:
     attention, features = some_attention(grids, seed), some_features(grids, seed)
-    kept = select(strategy, grids, ratio, attention, features, per_frame=per_frame)
+    kept = select(strategy, grids, ratio, attention, features)
     assert len(kept) == num_kept(size_of(grids), ratio)
     assert kept == sorted(set(kept))
     assert all(0 <= index < size_of(grids) for index in kept)
-    again = select(strategy, grids, ratio, attention, features, per_frame=per_frame)
-    assert kept == again
+    assert kept == select(strategy, grids, ratio, attention, features)
 
 
 @settings(deadline=None, max_examples=60)
@@ -95,9 +92,7 @@ def test_attention_keeps_the_most_attended_to_and_of_equal_ones_the_first(
     grids=GRIDS,
     ratio=RATIOS,
     seed=SEEDS,
-    how=st.sampled_from(["min-max", "z-score"]),
-    crop=st.sampled_from([3, 5]),
-    spatial_score=st.sampled_from(SpatialScore),
+    how=st.sampled_from(SpatialScore),
     spread=st.sampled_from([0.0, 0.05, 0.3, 1.0]),
     weights=st.sampled_from([(1.0, 1.0, 1.0), (1.0, 0.0, 0.0), (0.5, 2.0, 1.0)]),
 )
@@ -105,46 +100,28 @@ def test_holistic_scores_are_the_weighted_sum_of_the_three_normalised_ones(
     grids: Grids,
     ratio: float,
     seed: int,
-    how: str,
-    crop: int,
-    spatial_score: SpatialScore,
+    how: SpatialScore,
     spread: float,
     weights: tuple[float, float, float],
 ) -> None:
     attention, features = some_attention(grids, seed), some_features(grids, seed)
-    options = SelectionOptions(
-        spatial=spatial_score,
-        crop=crop,
-        normalisation=how,  # type: ignore[arg-type]
-        weights=weights,
-    )
     parts = [
-        reference.normalised(scores, grids, how)
+        reference.normalised(scores, grids)
         for scores in (
             attention.tolist(),
             reference.temporal(features.tolist(), grids),
-            reference.spatial(features.tolist(), grids, crop, spatial_score),
+            reference.spatial(features.tolist(), grids, how),
         )
     ]
     expected = [
         sum(weight * part[token] for weight, part in zip(weights, parts, strict=True))
         for token in range(size_of(grids))
     ]
-    temporal, spatial = distinctness(features, grids, crop=crop, spatial=spatial_score)
-    actual = holistic_scores(attention, temporal, spatial, grids, options)
+    temporal, spatial = distinctness(features, grids, spatial=how)
+    actual = holistic_scores(attention, temporal, spatial, grids, weights)
     torch.testing.assert_close(actual, torch.tensor(expected), rtol=1e-3, atol=1e-3)
-    kept = select(
-        PruningStrategy.HOLISTIC,
-        grids,
-        ratio,
-        attention,
-        features,
-        spatial=spatial_score,
-        crop=crop,
-        normalisation=how,
-        weights=weights,
-        spread=spread,
-    )
+    options = {"spatial": how, "weights": weights, "spread": spread}
+    kept = select(PruningStrategy.HOLISTIC, grids, ratio, attention, features, **options)
     number = num_kept(size_of(grids), ratio)
     best = reference.best(actual.tolist(), number - int(spread * number + 0.5))
     assert kept == reference.filled_evenly(actual.tolist(), best, number)
@@ -197,24 +174,10 @@ def test_all_equal_tokens_are_still_chosen_among(strategy: PruningStrategy) -> N
     attention, features = torch.full((48,), 1 / 48), torch.ones(48, 5)
     kept = select(strategy, grids, 0.9, attention, features)
     assert len(kept) == 5
-    if strategy is PruningStrategy.HYBRID:  # evenly over frames that change equally little
-        assert kept == [0, 1, 16, 17, 32]
-    elif strategy is not PruningStrategy.SPECVLM:
+    if strategy is not PruningStrategy.SPECVLM:
         assert kept == [0, 1, 2, 3, 4]
     nothing = select(strategy, grids, 0.9, torch.zeros(48), torch.zeros(48, 5))
     assert len(nothing) == 5
-
-
-@settings(deadline=None, max_examples=60)
-@given(grids=GRIDS, ratio=RATIOS, seed=SEEDS)
-def test_a_share_per_frame_is_apportioned_by_the_frames_sizes(
-    grids: Grids, ratio: float, seed: int
-) -> None:
-    attention = some_attention(grids, seed)
-    kept = select(PruningStrategy.ATTENTION, grids, ratio, attention, per_frame=True)
-    number = num_kept(size_of(grids), ratio)
-    ones = [1.0] * size_of(grids)
-    assert kept == reference.by_frame(attention.tolist(), ones, grids, number)
 
 
 def test_a_part_of_what_holistic_keeps_is_spread_evenly_over_the_rest() -> None:
@@ -229,68 +192,17 @@ def test_a_part_of_what_holistic_keeps_is_spread_evenly_over_the_rest() -> None:
     assert alone == list(range(40, 60))
 
 
-def test_hybrid_gives_the_frames_that_change_more_tokens() -> None:
-    frames, size = 6, 16
-    grids = ((frames, 4, 4),)
-    noise = torch.Generator().manual_seed(0)
-    still = torch.randn(size, 8, generator=noise)
-    other = torch.randn(size, 8, generator=noise)
-    # A cut between the frames 2 and 3; a few tokens move between 4 and 5.
-    features = torch.stack([still, still, still, other, other, other])
-    features[5, :4] = torch.randn(4, 8, generator=noise)
-    attention = some_attention(grids, 0)
-    flat = features.reshape(frames * size, 8)
-    kept = select(PruningStrategy.HYBRID, grids, 0.9, attention, flat)
-    counts = torch.bincount(torch.tensor(kept) // size, minlength=frames).tolist()
-    assert counts[3] > counts[5] > 0
-    assert sum(counts) == 10 == counts[3] + counts[5]
-
-    temporal, spatial = distinctness(flat, grids)
-    scores = holistic_scores(attention, temporal, spatial, grids).tolist()
-    assert kept == reference.by_frame(scores, temporal.tolist(), grids, 10)
-    # More than the changing frames hold: the others follow.
-    most = select(PruningStrategy.HYBRID, grids, 0.5, attention, flat)
-    assert len(most) == 48
-    assert set(range(3 * size, 4 * size)) <= set(most)
-
-
-def test_hybrid_leaves_a_still_video_its_part_beside_a_lively_one() -> None:
-    grids = ((1, 4, 4), (3, 4, 4), (8, 4, 4))
-    still = torch.randn(16, 8, generator=torch.Generator().manual_seed(0))
-    lively = torch.randn(8 * 16, 8, generator=torch.Generator().manual_seed(1))
-    features = torch.cat((still, still, still, still, lively))
-    kept = select(PruningStrategy.HYBRID, grids, 0.75, some_attention(grids, 0), features)
-    counts = torch.histc(torch.tensor(kept).float(), bins=12, min=0, max=192)
-    assert counts[:4].tolist() == [4.0, 4.0, 4.0, 4.0]
-    assert counts[4:].sum() == 32
-
-
-@settings(deadline=None, max_examples=60)
-@given(grids=GRIDS, ratio=RATIOS, seed=SEEDS)
-def test_hybrid_apportions_as_the_loops_do(grids: Grids, ratio: float, seed: int) -> None:
-    attention, features = some_attention(grids, seed), some_features(grids, seed)
-    temporal, spatial = distinctness(features, grids)
-    scores = holistic_scores(attention, temporal, spatial, grids).tolist()
-    number = num_kept(size_of(grids), ratio)
-    kept = select(PruningStrategy.HYBRID, grids, ratio, attention, features)
-    assert kept == reference.by_frame(scores, temporal.tolist(), grids, number)
-
-
 @pytest.mark.parametrize("strategy", SCORED)
 def test_missing_scores_are_a_programming_error(strategy: PruningStrategy) -> None:
     grids = ((2, 3, 3),)
     attention, features = some_attention(grids, 0), some_features(grids, 0)
     with pytest.raises(ValueError, match=r"needs scores\.attention"):
         select_tokens(Pruning(strategy), grids, 18)
-    with pytest.raises(ValueError, match=r"needs scores\.attention"):
-        select(strategy, grids, 0.9, None, features)
     with pytest.raises(ValueError, match="is of 17 tokens; the prompt has 18"):
         select(strategy, grids, 0.9, attention[:17], features)
     if needs_features(strategy):
         with pytest.raises(ValueError, match=r"needs scores\.features"):
             select(strategy, grids, 0.9, attention)
-        with pytest.raises(ValueError, match="is of 17 tokens; the prompt has 18"):
-            select(strategy, grids, 0.9, attention, features[:17])
 
 
 @pytest.mark.parametrize("strategy", list(PruningStrategy))
@@ -298,32 +210,21 @@ def test_a_prompt_without_video_needs_no_scores(strategy: PruningStrategy) -> No
     assert select_tokens(Pruning(strategy), (), 0).tolist() == []
 
 
-def test_which_strategies_need_the_target_to_look() -> None:
-    names = {strategy.value for strategy in SCORED}
-    assert names == {"attention", "holistic", "specvlm", "hybrid"}
-    assert {s.value for s in PruningStrategy if needs_features(s)} == {"holistic", "hybrid"}
-    assert {s.value for s in PruningStrategy if needs_alignment(s)} == {"uv"}
-    assert {s.value for s in PruningStrategy if needs_prefill(s)} == {*names, "uv"}
-
-
+@pytest.mark.parametrize("name", ["spread", "specvlm_mass"])
 @pytest.mark.parametrize("share", [-0.1, 1.1, float("nan")])
-def test_shares_of_options_are_0_to_1(share: float) -> None:
-    with pytest.raises(ValueError, match="spread"):
-        SelectionOptions(spread=share)
-    with pytest.raises(ValueError, match="specvlm_mass"):
-        SelectionOptions(specvlm_mass=share)
+def test_shares_of_options_are_0_to_1(name: str, share: float) -> None:
+    with pytest.raises(ValueError, match=name):
+        SelectionOptions(**{name: share})  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("strategy", SCORED)
-@pytest.mark.parametrize("per_frame", [False, True])
-def test_nothing_waits_for_the_device(strategy: PruningStrategy, per_frame: bool) -> None:
+def test_nothing_waits_for_the_device(strategy: PruningStrategy) -> None:
     """Tensors without values: whatever had to read one would fail."""
     grids = ((3, 4, 4), (2, 3, 5))
     scores = VisualScores(
         torch.empty(78, device="meta"), torch.empty(78, 8, device="meta", dtype=torch.bfloat16)
     )
-    options = SelectionOptions(per_frame=per_frame)
-    kept = select_tokens(Pruning(strategy, 0.9), grids, 78, scores, options)
+    kept = select_tokens(Pruning(strategy, 0.9), grids, 78, scores)
     assert kept.device.type == "meta"
     assert kept.shape == (num_kept(78, 0.9),)
 
@@ -335,21 +236,3 @@ def test_a_gpu_keeps_what_the_cpu_does(strategy: PruningStrategy) -> None:
     attention, features = some_attention(grids, 0), some_features(grids, 0)
     on_cpu = select(strategy, grids, 0.8, attention, features)
     assert select(strategy, grids, 0.8, attention.cuda(), features.cuda()) == on_cpu
-
-
-def test_holistic_keeps_no_more_early_and_late_tokens_than_there_are() -> None:
-    """Attention that rises to both ends of the sequence, as models show it, is evened out."""
-    frames, size = 20, 144
-    grids = ((frames, 12, 12),)
-    generator = torch.Generator().manual_seed(0)
-    place = torch.linspace(-1, 1, frames * size)
-    attention = torch.rand(frames * size, generator=generator) * (0.2 + place.abs() ** 4)
-    features = torch.randn(frames * size, 16, generator=generator)
-    tenth = frames * size // 10
-
-    def share_at_the_ends(strategy: PruningStrategy) -> float:
-        kept = torch.tensor(select(strategy, grids, 0.9, attention, features))
-        return float(((kept < tenth) | (kept >= frames * size - tenth)).float().mean())
-
-    assert share_at_the_ends(PruningStrategy.ATTENTION) > 0.8
-    assert 0.1 < share_at_the_ends(PruningStrategy.HOLISTIC) < 0.22

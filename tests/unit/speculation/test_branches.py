@@ -4,28 +4,18 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 
-import pytest
-import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hippo.errors import HippoError
 from hippo.lab.simulation.devices import Costs
 from hippo.lab.simulation.key_cache import KeyCache
 from hippo.lab.simulation.simulator import Simulation
-from hippo.sampling.sampler import SampleRequest, TokenSampler, sample_step
-from hippo.speculation.adaptive import AdaptivePolicy
-from hippo.speculation.branches import Branches, DraftBranch, Proposal
-from hippo.speculation.coordinator import Coordinator, ToTarget
+from hippo.speculation.branches import Branches, Proposal
 from hippo.speculation.core import Step
 from hippo.speculation.drafter import Drafter
-from hippo.speculation.estimates import PairTimes
 from hippo.speculation.policies import FixedPolicy
-from hippo.speculation.sharpness import Sharpness
-from hippo.speculation.verifier import Verifier
-from hippo.types import Block, Branch, Commit, Pace, SamplingParams, StepLimits, Timing, Verdict
+from hippo.types import Block, Branch, Commit, Pace, StepLimits
 
 END = 99
 PACE = Pace(StepLimits(1, 8, 1000), StepLimits(1, 8, 1000), 3, 2, max_reused=4, max_branched=4)
@@ -169,40 +159,6 @@ def test_branches_that_the_target_dropped_are_sent_again_with_the_run() -> None:
     assert block.branches == (Branch(1, (21, 31, 32)),)
 
 
-def two_branches() -> Branches:
-    branches = Branches([END])
-    for start in (3, 5):
-        branch = DraftBranch(start, [20 + start])
-        branch.append(Proposal(30))
-        branches.keep(branch)
-    return branches
-
-
-def test_a_branch_ends_when_its_token_is_settled() -> None:
-    branches = two_branches()
-    branches.settle(5)
-    assert branches.take_unsent() == (Branch(5, (25, 30)),)
-    assert branches.num_drafted == 1
-    branches.settle(6)
-    assert branches.num_drafted == 0
-
-
-def test_dropped_branches_are_to_be_sent_again_in_full() -> None:
-    branches = two_branches()
-    assert len(branches.take_unsent()) == 2
-    assert branches.num_unsent == 0
-    branches.forget_sent()
-    assert branches.num_unsent == branches.num_drafted == 2
-
-
-def test_all_branches_end_with_their_run() -> None:
-    branches = two_branches()
-    taken = branches.take(5)
-    assert taken is not None and taken.ids == [25, 30]
-    assert branches.num_drafted == 0
-    assert branches.take(3) is None
-
-
 def test_branches_of_settled_tokens_leave_room_for_others() -> None:
     drafter = a_drafter()
     for token_id in (31, 32, 33, 34):
@@ -228,13 +184,6 @@ def test_a_new_run_has_branches_of_its_own() -> None:
     step = say(drafter, Proposal(90))
     assert (step.start_index, step.token_ids) == (2, (61,))
     assert drafter.history(step) == [10, 50, 61]
-
-
-def test_no_branch_is_drafted_of_a_run_that_has_ended() -> None:
-    drafter = a_drafter()
-    drafter.add_commit(Commit(1, 0, (50,)))
-    say(drafter, Proposal(END))
-    assert drafter.next_step() is None
 
 
 def test_an_improbable_branch_is_not_drafted() -> None:
@@ -275,7 +224,7 @@ def test_only_what_the_draft_itself_says_is_drafted_in_runs_and_branches(
     keys = KeyCache()
     for _ in range(60):
         if rng.random() < 0.1:
-            drafter.set_pace(a_pace())
+            drafter.receive(a_pace())
         step = drafter.next_step()
         if rng.random() < 0.3 and len(settled) < max_tokens - 10:
             added = list(drafter.ids)[len(settled) : len(settled) + rng.randrange(1, 4)]
@@ -302,68 +251,6 @@ def test_only_what_the_draft_itself_says_is_drafted_in_runs_and_branches(
                     assert says([*history, second, *rest[:place]]).token_id == token_id
 
 
-def a_verifier(*branches: Branch) -> Verifier:
-    """A target that settled 10, and holds the run 11, 12, 13, 14 and branches of it."""
-    verifier = Verifier(max_tokens=100, end_token_ids=[END], pace=PACE)
-    verifier.begin(10, Timing())
-    verifier.add_block(Block(0, 1, (11, 12, 13, 14), branches=branches))
-    verifier.take_messages()
-    return verifier
-
-
-def verify(verifier: Verifier, *target_ids: int) -> tuple[Step, Verdict]:
-    step = verifier.next_step(0)
-    assert isinstance(step, Step)
-    verifier.finish_step(step, target_ids, Timing())
-    [verdict] = verifier.take_messages()
-    return step, verdict
-
-
-def test_the_target_verifies_the_branch_of_its_token_without_a_wait() -> None:
-    verifier = a_verifier(Branch(1, (21, 31)), Branch(2, (22, 32, 33)))
-    assert verify(verifier, 11, 22, 0, 0, 0)[1].is_rejection
-    step, verdict = verify(verifier, 32, 34, 0)
-    assert (step.start_index, step.token_ids) == (2, (22, 32, 33))
-    assert verdict.token_ids == (32, 34)
-    assert (verdict.num_draft_tokens, verdict.num_accepted_tokens) == (2, 1)
-    assert (verdict.num_reused_tokens, verdict.epoch) == (0, 1)
-
-
-def test_a_branch_of_another_token_gives_way_to_the_broken_run() -> None:
-    verifier = a_verifier(Branch(2, (22, 32, 33)))
-    verify(verifier, 11, 23, 0, 0, 0)
-    step, verdict = verify(verifier, 13, 14, 15)
-    assert step.token_ids == (23, 13, 14)
-    assert verdict.num_accepted_reused == 2
-
-
-def test_a_run_has_no_branches_of_the_run_before() -> None:
-    verifier = a_verifier(Branch(2, (22, 32, 33)))
-    verify(verifier, 21, 0, 0, 0, 0)
-    verifier.add_block(Block(1, 2, (12, 13)))
-    verify(verifier, 22, 0, 0)
-    assert verify(verifier, 0, 0)[0].token_ids == (22, 13)  # the run's own rest
-
-
-def test_the_next_run_is_preferred_to_a_branch_and_may_repeat_it() -> None:
-    verifier = a_verifier(Branch(2, (22, 32, 33)))
-    verify(verifier, 11, 22, 0, 0, 0)
-    verifier.add_block(Block(1, 3, (32, 33, 34)))
-    step, _ = verify(verifier, 32, 33, 34, 35)
-    assert step.token_ids == (22, 32, 33, 34)
-
-
-def test_a_branch_that_comes_with_a_late_block_is_used() -> None:
-    verifier = Verifier(
-        max_tokens=100, end_token_ids=[END], pace=Pace(StepLimits(0, 8), StepLimits(1, 8, 9))
-    )
-    verifier.begin(10, Timing())
-    verifier.take_messages()
-    verify(verifier, 21)
-    verifier.add_block(Block(0, 1, (11, 12), branches=(Branch(1, (21, 31)),)))
-    assert verify(verifier, 31, 32)[0].token_ids == (21, 31)
-
-
 def decode_ns(second_choice: Callable[[Sequence[int]], tuple[int, float]]) -> float:
     """Returns the time of an answer whose draft is wrong at every fourth token."""
     limits = StepLimits(1, 8, 10**9)
@@ -386,77 +273,3 @@ def test_right_second_choices_save_the_wait_for_the_draft() -> None:
     wrong = decode_ns(lambda history: (-2, 0.0 if len(history) % 4 else 0.4))
     assert right < 0.95 * without
     assert wrong < 1.03 * without
-
-
-@pytest.mark.parametrize("temperature", [0.0, 0.8])
-def test_a_draft_proposes_its_two_best_choices(temperature: float) -> None:
-    params = SamplingParams(temperature=temperature, seed=3)
-    sharpness = Sharpness() if temperature else None
-    draft = TokenSampler(params, [], 40, proposes=True, sharpness=sharpness)
-    target = TokenSampler(params, [], 40)
-    logits = 3 * torch.randn(5, 40, generator=torch.Generator().manual_seed(0))
-    [(found, notes)] = sample_step([SampleRequest(draft, (), (1, 2, 3, 4))], logits)
-    [(expected, _)] = sample_step([SampleRequest(target, (), (1, 2, 3, 4))], logits)
-    assert found == expected == [proposal.token_id for proposal in notes]
-    others = logits.scatter(1, torch.tensor(found)[:, None], float("-inf"))
-    [(seconds, _)] = sample_step([SampleRequest(target, (), (1, 2, 3, 4))], others)
-    assert seconds == [proposal.second_id for proposal in notes]
-    if not temperature:
-        chances = logits.double().softmax(-1)
-        for row, proposal in enumerate(notes):
-            first, second = chances[row, proposal.token_id], chances[row, proposal.second_id]
-            assert proposal.second_share == pytest.approx(float(second / (first + second)))
-
-
-@pytest.mark.parametrize("wrong", [float("nan"), float("inf")])
-def test_a_draft_with_unusable_logits_ends_its_sequence(wrong: float) -> None:
-    logits = torch.zeros(2, 40)
-    logits[1, 3] = wrong
-    draft = TokenSampler(SamplingParams(), [], 40, proposes=True)
-    with pytest.raises(HippoError, match="not usable"):
-        sample_step([SampleRequest(draft, (), (1,))], logits)
-
-
-def test_the_only_token_that_is_left_has_no_second_choice() -> None:
-    logits = torch.full((1, 40), float("-inf"))
-    logits[0, 7] = 1.0
-    draft = TokenSampler(SamplingParams(), [], 40, proposes=True)
-    [(found, [proposal])] = sample_step([SampleRequest(draft, ())], logits)
-    assert found == [7] and proposal.second_share < 1e-9
-
-
-def test_branches_count_as_drafted_once_and_tell_no_time_of_a_restart() -> None:
-    times = PairTimes()
-    policy = AdaptivePolicy(8, times)
-    coordinator = Coordinator(policy)
-    coordinator.on_draft_ready()
-    coordinator.on_verdict(Verdict(0, 0, (10,)), 0)
-    coordinator.on_block(Block(0, 1, (11, 12, 13), step_ns=1), 0)
-    alone = Block(0, 4, (), is_exhausted=True, branches=(Branch(2, (22, 32, 33)),))
-    assert coordinator.on_block(alone, 0) == [ToTarget(alone)]
-    longer = replace(alone, branches=(Branch(2, (22, 32, 33, 34)),))
-    coordinator.on_block(longer, 0)
-    assert coordinator.stats.num_drafted_tokens == 3 + 3
-    coordinator.on_verdict(Verdict(1, 1, (11, 22), is_rejection=True), 0)
-    assert coordinator.stats.num_branches_taken == 1
-    coordinator.on_block(Block(1, 3, (32, 33, 34, 35), is_from_branch=True), 500)
-    assert coordinator.stats.num_drafted_tokens == 3 + 3 + 1
-    assert times.restart.value == 0
-    coordinator.on_verdict(Verdict(2, 3, (40,), is_rejection=True), 1000)
-    coordinator.on_block(Block(2, 4, (41,), step_ns=1), 1500)
-    assert times.restart.value == 500
-    assert coordinator.stats.num_branches_taken == 1
-
-
-def test_a_branch_that_the_gateway_never_saw_counts_in_full() -> None:
-    coordinator = Coordinator(FixedPolicy(PACE))
-    coordinator.on_draft_ready()
-    coordinator.on_verdict(Verdict(0, 0, (10,)), 0)
-    coordinator.on_block(Block(0, 1, (11, 12), branches=(Branch(1, (21, 31, 32)),)), 0)
-    coordinator.on_verdict(Verdict(1, 1, (21,), is_rejection=True), 0)  # its run sends nothing
-    coordinator.on_block(Block(1, 2, (33,)), 0)
-    coordinator.on_verdict(Verdict(2, 2, (40,), is_rejection=True), 0)
-    before = coordinator.stats.num_drafted_tokens
-    coordinator.on_block(Block(2, 3, (41, 42), is_from_branch=True), 0)
-    assert coordinator.stats.num_drafted_tokens == before + 2
-    assert coordinator.stats.num_branches_taken == 1

@@ -59,11 +59,6 @@ def take(drafter: Drafter) -> Block:
     return block
 
 
-def test_nothing_is_drafted_before_the_prefill_is_over() -> None:
-    drafter = Drafter(max_tokens=9, end_token_ids=[], pace=make_pace())
-    assert drafter.next_step() is None
-
-
 def test_the_prefills_token_is_the_first_and_is_fed_next() -> None:
     drafter = make_drafter()
     assert take(drafter) == Block(0, 0, (10,))
@@ -75,16 +70,6 @@ def test_a_first_token_that_is_settled_already_wins_over_the_drafts() -> None:
     drafter.add_commit(Commit(0, 0, (7, 8)))
     drafter.begin(10)
     assert drafter.next_step() == Step(0, (7, 8))
-
-
-def test_blocks_are_collected_to_their_size() -> None:
-    drafter = make_drafter(pace=make_pace(block_size=3, num_first=3))
-    draft(drafter, 11)
-    assert drafter.take_messages() == []
-    draft(drafter, 12)
-    assert take(drafter).token_ids == (10, 11, 12)
-    draft(drafter, 13)
-    assert drafter.take_messages() == []
 
 
 def test_the_first_block_of_a_run_is_what_the_idle_target_waits_for() -> None:
@@ -125,13 +110,6 @@ def test_an_end_token_stops_drafting() -> None:
     draft(drafter, END)
     assert drafter.next_step() is None
     assert take(drafter) == Block(0, 0, (10, END), is_exhausted=True)
-
-
-def test_the_last_token_is_left_to_the_target() -> None:
-    drafter = make_drafter(max_tokens=3)
-    draft(drafter, 11)
-    assert drafter.next_step() is None
-    assert take(drafter).is_exhausted
 
 
 def test_an_equal_commit_keeps_the_run_alive() -> None:
@@ -186,15 +164,6 @@ def test_a_difference_in_what_was_not_sent_raises_none() -> None:
     assert (block.epoch, block.start_index, block.token_ids) == (0, 3, (53, 54))
 
 
-def test_a_newer_epoch_makes_it_send_again_what_still_fits() -> None:
-    drafter = make_drafter()
-    draft(drafter, 11, 12, 13)
-    take(drafter)
-    drafter.add_commit(Commit(2, 0, (10, 11)))
-    block = take(drafter)
-    assert (block.epoch, block.start_index, block.token_ids) == (2, 2, (12, 13))
-
-
 def test_the_target_waits_for_what_is_sent_again_as_for_a_first_block() -> None:
     drafter = make_drafter(pace=make_pace(block_size=3, num_first=2))
     draft(drafter, 11)
@@ -214,34 +183,6 @@ def test_a_commit_that_makes_the_running_step_stale_discards_its_token() -> None
     assert list(drafter.history(step)) == [10, 11]
     drafter.finish_step(step, [12])
     assert drafter.next_step() == Step(1, (51,))
-
-
-def test_a_commit_that_agrees_with_the_running_step_leaves_it_alone() -> None:
-    drafter = make_drafter()
-    draft(drafter, 11)
-    step = start(drafter)
-    drafter.add_commit(Commit(0, 0, (10, 11)))
-    drafter.finish_step(step, [12])
-    assert list(drafter.ids) == [10, 11, 12]
-
-
-def test_what_a_stale_step_fed_rightly_is_not_fed_again() -> None:
-    drafter = make_drafter()
-    draft(drafter, 11)
-    step = start(drafter)
-    drafter.add_commit(Commit(0, 0, (10, 11, 52)))
-    drafter.finish_step(step, [12])
-    assert drafter.next_step() == Step(2, (52,))
-
-
-def test_a_draft_that_fell_behind_feeds_all_it_missed_at_once() -> None:
-    drafter = make_drafter()
-    take(drafter)
-    drafter.add_commit(Commit(0, 0, (10, 11, 12, 13)))
-    step = start(drafter)
-    assert step == Step(0, (10, 11, 12, 13))
-    drafter.finish_step(step, [14])
-    assert take(drafter).start_index == 4
 
 
 def test_a_draft_that_joins_in_mid_answer_feeds_what_is_settled() -> None:
@@ -275,15 +216,8 @@ def test_a_draft_at_rest_does_nothing_until_the_pace_changes() -> None:
     assert drafter.take_messages() == []
     drafter.add_commit(Commit(0, 0, (10, 11)))
     assert drafter.next_step() is None
-    drafter.set_pace(make_pace())
+    drafter.receive(make_pace())
     assert drafter.next_step() == Step(0, (10, 11))
-
-
-def test_a_commit_that_comes_twice_counts_once() -> None:
-    drafter = make_drafter()
-    drafter.add_commit(Commit(0, 0, (10, 11)))
-    drafter.add_commit(Commit(0, 0, (10, 11)))
-    assert list(drafter.ids) == [10, 11]
 
 
 def test_a_commit_after_a_gap_is_refused() -> None:
@@ -320,13 +254,6 @@ def test_a_guess_follows_the_settled_tokens_and_not_those_of_the_broken_run() ->
     draft(drafter, 11, 12, 13, 14)
     drafter.add_commit(Commit(1, 0, (10, 11, 50, 7, 8)))
     assert start(drafter).guess == (60, 61, 9)  # after 7 and 8; after the last 8 comes 70
-
-
-def test_a_guess_that_is_right_brings_one_token_more() -> None:
-    drafter = make_guessing(prompt=[10, 11, 12])
-    assert drafter.finish_step(start(drafter), [11, 12, 10, 11]) == 4
-    assert list(drafter.ids) == [10, 11, 12, 10, 11]
-    assert start(drafter).token_ids[0] == 11
 
 
 def test_a_block_tells_which_tokens_stood_in_a_guess() -> None:
@@ -395,10 +322,10 @@ def test_commits_along_a_guess_leave_what_comes_behind_them() -> None:
 def test_a_pace_that_stops_the_draft_in_a_step_leaves_it_able_to_go_on() -> None:
     drafter = make_guessing(prompt=[10, 11, 12, 13])
     step = start(drafter)
-    drafter.set_pace(Pace())
+    drafter.receive(Pace())
     assert drafter.finish_step(step, [11, 12, 13, 14]) == 1
     assert drafter.next_step() is None
-    drafter.set_pace(make_pace())
+    drafter.receive(make_pace())
     assert start(drafter).token_ids[0] == 11
 
 

@@ -108,11 +108,6 @@ def test_better_drafts_are_verified_further(num_sequences: int) -> None:
     assert lengths[-1].most > 2 * lengths[0].most
 
 
-def test_dear_rows_make_forwards_shorter() -> None:
-    cheap, dear = (best_lengths(make_times(step_ms=1.0, row_ms=ms), 0.9, 31) for ms in (0.1, 2))
-    assert dear.most < cheap.most / 2
-
-
 def test_load_makes_forwards_shorter() -> None:
     alone, loaded = (
         best_lengths(make_times(step_ms=1.0, num_sequences=count), 0.9, 31) for count in (1, 16)
@@ -124,10 +119,6 @@ def test_the_idle_target_waits_for_a_fair_draft_and_not_for_a_bad_one() -> None:
     times = make_times(step_ms=0.3, restart_ms=0.5)
     assert best_lengths(times, 0.9, 31).first > 1
     assert best_lengths(times, 0.1, 31).first == 0
-
-
-def test_the_idle_target_goes_on_alone_where_a_run_begins_late() -> None:
-    assert best_lengths(make_times(step_ms=0.3, restart_ms=6), 0.9, 31).first == 0
 
 
 @pytest.mark.parametrize(("step_ms", "block"), [(0.5, 7), (1.0, 3), (2.0, 1), (9.0, 1)])

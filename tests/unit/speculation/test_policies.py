@@ -14,7 +14,7 @@ from hippo.lab.simulation.traces import Trace, agreement_trace
 from hippo.speculation.adaptive import AdaptivePolicy
 from hippo.speculation.estimates import PairTimes
 from hippo.speculation.policies import POLICY_NAMES, Policy, make_policy
-from hippo.types import TARGET_ONLY, Block, Pace, StepLimits, Timing, Verdict
+from hippo.types import Block, Pace, StepLimits, Timing, Verdict
 from tests.support.devices.virtual import VirtualMachine, mean_speedup, simulate
 
 MS = 1_000_000
@@ -71,17 +71,6 @@ def test_an_unknown_name_is_answered_with_the_choices() -> None:
 def test_numbers_out_of_range_are_refused(gamma: int, max_draft_tokens: int) -> None:
     with pytest.raises(InvalidRequestError, match="at least 1"):
         make_policy("serial", gamma=gamma, max_draft_tokens=max_draft_tokens)
-
-
-def test_off_is_target_only() -> None:
-    assert make_policy("off", gamma=5, max_draft_tokens=16).pace == TARGET_ONLY
-
-
-def test_serial_leaves_the_draft_idle_while_the_target_verifies() -> None:
-    pace = make_policy("serial", gamma=5, max_draft_tokens=16).pace
-    assert pace.optimistic == pace.conservative
-    assert (pace.optimistic.min_draft_tokens, pace.optimistic.max_draft_tokens) == (5, 5)
-    assert (pace.max_ahead, pace.block_size) == (5, 5)
 
 
 # Until its next rejection, a run settles one token and then gamma in the time of each forward.

@@ -8,7 +8,7 @@ import pytest
 
 from hippo.speculation.core import Step, Wait
 from hippo.speculation.verifier import Verifier
-from hippo.types import Block, FinishReason, Pace, StepLimits, Timing, Verdict
+from hippo.types import Block, Branch, FinishReason, Pace, StepLimits, Timing, Verdict
 
 END = 99
 
@@ -58,17 +58,12 @@ def block(*ids: int, start: int = 1, epoch: int = 0, is_exhausted: bool = False)
     return Block(epoch, start, ids, is_exhausted)
 
 
-def test_nothing_is_verified_before_the_prefill_is_over() -> None:
-    verifier = Verifier(max_tokens=5, end_token_ids=[], pace=Pace())
-    assert verifier.next_step(0) is None
-
-
 def test_the_prefills_token_is_compared_with_the_drafts_first() -> None:
     verifier = Verifier(max_tokens=5, end_token_ids=[], pace=Pace())
     verifier.add_block(block(7, 8, start=0))
     verdict = begin(verifier, 7, Timing(num_rows=30))
     assert verdict == Verdict(0, 0, (7,), timing=Timing(num_rows=30))
-    assert verifier.num_queued == 1
+    assert len(verifier._run) == 1
 
 
 def test_a_wrong_first_token_ends_the_run_at_once() -> None:
@@ -76,7 +71,7 @@ def test_a_wrong_first_token_ends_the_run_at_once() -> None:
     verifier.add_block(block(7, 8, start=0))
     verdict = begin(verifier, 6, Timing())
     assert (verdict.is_rejection, verdict.num_dropped_tokens, verdict.epoch) == (True, 2, 1)
-    assert verifier.num_queued == 0
+    assert not verifier._run
     assert verifier.is_conservative
 
 
@@ -124,8 +119,8 @@ def test_each_wait_is_counted_from_the_end_of_the_step_before() -> None:
 def test_a_block_of_a_later_run_ends_the_queued_one() -> None:
     verifier = make_verifier()
     verifier.add_block(block(11, 12))
-    assert verifier.add_block(block(22, start=2, epoch=1)) == 1  # of the later run 1 is missing
-    assert (verifier.epoch, verifier.num_queued) == (1, 0)
+    verifier.add_block(block(22, start=2, epoch=1))  # of the later run 1 is missing
+    assert verifier.epoch == 1 and not verifier._run
     verifier.add_block(block(21, 22, epoch=1))
     assert start(verifier).token_ids == (10, 21, 22)
 
@@ -154,27 +149,20 @@ def test_a_rejection_drops_what_is_queued_and_what_comes_of_that_run() -> None:
     verdict = verify(verifier, 11, 12, 13, 14)
     assert verdict.token_ids == (11, 12)
     assert (verdict.is_rejection, verdict.epoch, verdict.num_dropped_tokens) == (True, 1, 2)
-    assert verifier.add_block(block(57, 58, start=4)) == 2
-    assert verifier.num_queued == 0
-    assert verifier.add_block(block(13, start=3, epoch=1)) == 0
+    verifier.add_block(block(57, 58, start=4))
+    assert not verifier._run
+    verifier.add_block(block(13, start=3, epoch=1))
     assert start(verifier).token_ids == (12, 13)
-
-
-def test_a_late_block_is_compared_with_what_was_settled_meanwhile() -> None:
-    verifier = make_verifier(optimistic=StepLimits(0, 8, 0))
-    verify(verifier, 11)
-    assert verifier.add_block(block(11, 12, 13)) == 1
-    assert start(verifier).token_ids == (11, 12, 13)
 
 
 def test_a_late_block_that_differs_ends_the_run_when_it_arrives() -> None:
     verifier = make_verifier(optimistic=StepLimits(0, 8, 0))
     verify(verifier, 11)
-    assert verifier.add_block(block(55, 12, 13)) == 3
+    verifier.add_block(block(55, 12, 13))
     assert verifier.epoch == 1
     assert verifier.is_conservative
     # The rest of that run begins where a right block would, and is not taken for one.
-    assert verifier.add_block(block(14, start=2)) == 1
+    verifier.add_block(block(14, start=2))
     verifier.add_block(block(12, start=2, epoch=1))
     verdict = verify(verifier, 12, 13)
     assert (verdict.epoch, verdict.is_rejection, verdict.num_dropped_tokens) == (1, False, 4)
@@ -182,15 +170,15 @@ def test_a_late_block_that_differs_ends_the_run_when_it_arrives() -> None:
 
 def test_a_block_after_a_gap_is_refused() -> None:
     verifier = make_verifier()
-    assert verifier.add_block(block(12, 13, start=2)) == 2
-    assert verifier.num_queued == 0
+    verifier.add_block(block(12, 13, start=2))
+    assert not verifier._run
 
 
 def test_a_block_that_comes_twice_counts_once() -> None:
     verifier = make_verifier()
     verifier.add_block(block(11, 12))
-    assert verifier.add_block(block(11, 12)) == 2
-    assert verifier.num_queued == 2
+    verifier.add_block(block(11, 12))
+    assert len(verifier._run) == 2
 
 
 def test_the_tokens_of_a_draft_that_joined_replace_those_of_the_lost_one() -> None:
@@ -202,18 +190,13 @@ def test_the_tokens_of_a_draft_that_joined_replace_those_of_the_lost_one() -> No
 
 def test_an_end_token_inside_a_block_ends_the_sequence() -> None:
     verifier = make_verifier()
-    assert verifier.add_block(block(11, END, 12)) == 1
+    verifier.add_block(block(11, END, 12))
     verdict = verify(verifier, 11, END, 50)
     assert verdict.token_ids == (11, END)
     assert verdict.finish_reason is FinishReason.STOP
     assert verifier.is_finished
     assert verifier.next_step(0) is None
-    assert verifier.add_block(block(13, start=3)) == 1
-
-
-def test_an_end_token_of_the_target_alone_ends_the_sequence() -> None:
-    verifier = make_verifier(optimistic=StepLimits(0, 8, 0))
-    assert verify(verifier, END).finish_reason is FinishReason.STOP
+    verifier.add_block(block(13, start=3))
 
 
 def test_a_step_never_settles_more_than_is_left() -> None:
@@ -225,25 +208,12 @@ def test_a_step_never_settles_more_than_is_left() -> None:
     assert list(verifier.committed_ids) == [10, 11, 12]
 
 
-def test_a_single_token_is_the_prefills() -> None:
-    verifier = Verifier(max_tokens=1, end_token_ids=[END], pace=Pace())
-    assert begin(verifier, 10, Timing()).finish_reason is FinishReason.LENGTH
-    assert verifier.next_step(0) is None
-
-
 def test_the_wait_counts_from_when_the_device_was_free() -> None:
     verifier = make_verifier(optimistic=StepLimits(2, 8, 1000))
     assert verifier.next_step(5_000) == Wait(6_000)
     verifier.add_block(block(11))
     assert verifier.next_step(5_900) == Wait(6_000)
     assert start(verifier, 6_000).token_ids == (10, 11)
-
-
-def test_enough_tokens_end_the_wait() -> None:
-    verifier = make_verifier(optimistic=StepLimits(2, 8, 1000))
-    assert isinstance(verifier.next_step(0), Wait)
-    verifier.add_block(block(11, 12))
-    assert start(verifier, 1).num_guessed == 2
 
 
 @pytest.mark.parametrize(
@@ -270,7 +240,7 @@ def test_the_last_token_is_not_waited_for() -> None:
 def test_a_pace_without_draft_tokens_is_target_only_and_ends_a_wait() -> None:
     verifier = make_verifier()
     assert isinstance(verifier.next_step(0), Wait)
-    verifier.set_pace(Pace())
+    verifier.receive(Pace())
     assert start(verifier).token_ids == (10,)
 
 
@@ -291,11 +261,6 @@ def test_a_step_without_draft_tokens_changes_no_mode() -> None:
     verify(verifier, 11, 12)
     verify(verifier, 12)
     assert verifier.is_conservative
-
-
-def test_an_impossible_limit_is_refused() -> None:
-    with pytest.raises(ValueError, match="max_tokens"):
-        Verifier(max_tokens=0, end_token_ids=[], pace=Pace())
 
 
 def test_after_a_rejection_the_rest_of_the_broken_run_is_verified_without_a_wait() -> None:
@@ -330,15 +295,56 @@ def test_tokens_of_the_next_run_are_preferred_to_reuse() -> None:
     assert start(verifier).token_ids == (12, 20)
 
 
-def test_reuse_keeps_to_what_is_left() -> None:
-    verifier = make_verifier(max_reused=9, max_tokens=5)
-    verifier.add_block(block(10, 11, 50, 13, 14, start=0))
-    verify(verifier, 11, 12, 13, 14)
-    assert start(verifier).token_ids == (12, 13)
-
-
 def test_the_rest_of_a_run_that_comes_too_late_is_reused() -> None:
     verifier = make_verifier(max_reused=8, optimistic=StepLimits(0, 8, 0))
     verify(verifier, 11)
     verifier.add_block(block(50, 12, 13, start=1))
     assert start(verifier).token_ids == (11, 12, 13)
+
+
+def a_verifier(*branches: Branch) -> Verifier:
+    """A target that settled 10, and holds the run 11, 12, 13, 14 and branches of it."""
+    verifier = make_verifier(conservative=StepLimits(1, 8, 1000), max_reused=4)
+    verifier.add_block(Block(0, 1, (11, 12, 13, 14), branches=branches))
+    return verifier
+
+
+def test_the_target_verifies_the_branch_of_its_token_without_a_wait() -> None:
+    verifier = a_verifier(Branch(1, (21, 31)), Branch(2, (22, 32, 33)))
+    assert verify(verifier, 11, 22, 0, 0, 0).is_rejection
+    step = start(verifier)
+    verdict = finish(verifier, step, (32, 34, 0))
+    assert (step.start_index, step.token_ids) == (2, (22, 32, 33))
+    assert verdict.token_ids == (32, 34)
+    assert (verdict.num_draft_tokens, verdict.num_accepted_tokens) == (2, 1)
+    assert (verdict.num_reused_tokens, verdict.epoch) == (0, 1)
+
+
+def test_a_branch_of_another_token_gives_way_to_the_broken_run() -> None:
+    verifier = a_verifier(Branch(2, (22, 32, 33)))
+    verify(verifier, 11, 23, 0, 0, 0)
+    step = start(verifier)
+    assert step.token_ids == (23, 13, 14)
+    assert finish(verifier, step, (13, 14, 15)).num_accepted_reused == 2
+
+
+def test_a_run_has_no_branches_of_the_run_before() -> None:
+    verifier = a_verifier(Branch(2, (22, 32, 33)))
+    verify(verifier, 21, 0, 0, 0, 0)
+    verifier.add_block(Block(1, 2, (12, 13)))
+    verify(verifier, 22, 0, 0)
+    assert start(verifier).token_ids == (22, 13)  # the run's own rest
+
+
+def test_the_next_run_is_preferred_to_a_branch_and_may_repeat_it() -> None:
+    verifier = a_verifier(Branch(2, (22, 32, 33)))
+    verify(verifier, 11, 22, 0, 0, 0)
+    verifier.add_block(Block(1, 3, (32, 33, 34)))
+    assert start(verifier).token_ids == (22, 32, 33, 34)
+
+
+def test_a_branch_that_comes_with_a_late_block_is_used() -> None:
+    verifier = make_verifier(optimistic=StepLimits(0, 8), conservative=StepLimits(1, 8, 9))
+    verify(verifier, 21)
+    verifier.add_block(Block(0, 1, (11, 12), branches=(Branch(1, (21, 31)),)))
+    assert start(verifier).token_ids == (21, 31)
