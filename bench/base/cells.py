@@ -11,9 +11,7 @@ Result = Mapping[str, Any]
 
 LOAD_COLUMNS = (
     *("system", "clients", "tokens/s", "answers/s", "TTFT ms p50 / p99", "ms/token p50 / p99"),
-    *("gap ms p99 / max", "acceptance", "tokens/forward", "rows/forward", "sequences/forward"),
-    *("target busy (prefill)", "draft busy (prefill)", "CPU target, draft, gateway, clients"),
-    "equal",
+    *("gap ms p99 / max", "acceptance", "tokens/forward", "equal"),
 )
 LATENCY_COLUMNS = (
     *("system", "decode", "slowest clip", "end to end", "ms/token", "TTFT ms", "tokens/forward"),
@@ -23,28 +21,19 @@ LATENCY_COLUMNS = (
 LEVEL_COLUMNS = (
     *("draft", "prompts, dtype, T", "agreement", "run length", "tokens/forward"),
     *("target-only ms/token", "serial (γ)", "vpsd (γ)", "adaptive", "end to end"),
-    *("over serial", "over vpsd", "least over the better"),
-    *("ideal", "of the ideal", "with messages", "of that", "equal"),
-)
-SERVER_COLUMNS = (
-    *("server", "cores of the target", "first token, ms", "ms/token", "end to end, ms"),
-    *("equal text", "8 clients: tokens/s", "8 clients: first token, ms", "8 clients: ms/token"),
+    *("over serial", "over vpsd", "least over the better", "equal"),
 )
 
 
 def load_title(result: Result) -> str:
     """Returns the title of a load measurement."""
-    count = result.get("questions_per_clip", 1)
-    questions = f"{count} questions a clip, " if count > 1 else ""
     prompts = f"{result['kind']} prompts, {result['dtype']}, T={result['temperature']:g}"
-    return f"{prompts}, {questions}closed loop on two cores"
+    return f"{prompts}, closed loop on two cores"
 
 
 def load_rows(result: Result) -> Iterator[list[str]]:
     """Yields a row, as in ``LOAD_COLUMNS``, for each system and number of clients."""
     for line in result["loads"]:
-        services = line["services"]
-        target, draft, cpu = services["target"], services["draft"], services["cpu"]
         gaps = line["gap_ms"]
         low, high = line["tokens_per_s_range"]
         spread = f" [{low:.0f}, {high:.0f}]" if line["num_runs"] > 1 else ""
@@ -58,11 +47,6 @@ def load_rows(result: Result) -> Iterator[list[str]]:
             "-" if gaps is None else f"{gaps['p99']:.0f} / {gaps['max']:.0f}",
             number(line["acceptance_rate"], ".3f"),
             f"{line['tokens_per_forward']:.2f}",
-            number(target["rows_per_forward"], ".1f"),
-            number(target["sequences_per_forward"], ".1f"),
-            f"{target['busy']:.0%} ({target['prefill']:.0%})",
-            f"{draft['busy']:.0%} ({draft['prefill']:.0%})",
-            " ".join(f"{cpu[name]:.2f}" for name in ("target", "draft", "gateway", "clients")),
             f"{line['num_equal']}/{line['num_answers']}",
         ]
 
@@ -107,27 +91,7 @@ def level_rows(result: Result) -> Iterator[list[str]]:
             interval(line["over_serial"]),
             interval(line["over_vpsd"]),
             f"{line['least_over_better']:.2f}",
-            f"{line['ideal']:.2f}",
-            f"{line['of_ideal']:.0%}",
-            f"{line['with_messages']:.2f}",
-            f"{line['of_with_messages']:.0%}",
             f"{line['num_equal']}/{line['num_answers']}",
-        ]
-
-
-def server_rows(result: Result) -> Iterator[list[str]]:
-    """Yields a row, as in ``SERVER_COLUMNS``, for each server."""
-    for line in result["servers"]:
-        yield [
-            line["name"],
-            line["devices"],
-            f"{line['ttft_ms']['mean']:.0f}",
-            interval(line["tpot_ms"]),
-            f"{line['end_to_end_ms']['mean']:.0f}",
-            f"{line['num_equal']}/{result['num_clips']}",
-            f"{line['loaded_tokens_per_s']:.0f}",
-            f"{line['loaded_ttft_ms']:.0f}",
-            f"{line['loaded_tpot_ms']:.2f}",
         ]
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import json
 from dataclasses import dataclass
 from pathlib import Path
@@ -32,6 +33,11 @@ def read_clips(folder: Path) -> list[ClipFile]:
     """Returns the clips that ``held_out_clips`` wrote to ``folder``."""
     facts = json.loads((folder / "facts.json").read_text(encoding="utf-8"))
     return [ClipFile(folder / entry["file"], entry["question"]) for entry in facts]
+
+
+def data_url(clip: bytes) -> str:
+    """Returns an mp4 file as a data: URL."""
+    return "data:video/mp4;base64," + base64.b64encode(clip).decode()
 
 
 def filmed_clip(number: int, *, width: int, height: int, num_frames: int, fps: int = 30) -> bytes:

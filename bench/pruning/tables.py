@@ -1,4 +1,4 @@
-"""The tables of pruning experiments: for the terminal, and as Markdown for the page."""
+"""The tables of pruning experiments, as Markdown for the terminal and the page."""
 
 from __future__ import annotations
 
@@ -13,33 +13,6 @@ Result = Mapping[str, Any]
 
 _REPLAYED = ("tokens_a_pass", "decode_speedup")
 _SPEED_HEAD = ("accepted tokens", "tokens a pass", "decode speedup")
-_LEFT_OUT = ("strategy", "ratio", "num_clips", "num_samples")  # the label or the title tells
-
-
-def table_of(result: Mapping[str, Any]) -> tuple[str, list[str], list[list[str]]]:
-    """Returns the title, the heads and the rows; shares and their differences are in percent."""
-    rows = result["rows"]
-    title = "{experiment}: {target} and {draft}, {dtype}, {num_clips} clips of {source}"
-    facts = [title.format(**result)]
-    facts += [f"grid {grid}: {number} clips" for grid, number in result.get("grids", {}).items()]
-    heads = []
-    for key, value in rows[0].items():
-        if key in _LEFT_OUT:
-            continue
-        if isinstance(value, int | float) and all(row[key] == value for row in rows):
-            facts.append(f"{_cell(key, value)} {key.replace('_', ' ')}")
-        else:
-            heads.append(key)
-    cells = [[_cell(key, row[key]) for key in heads] for row in rows]
-    return "; ".join([*facts, "shares in %"]), [key.replace("_", " ") for key in heads], cells
-
-
-def _cell(key: str, value: Any) -> str:
-    if isinstance(value, dict):
-        if key in _REPLAYED or key.endswith(", over all"):
-            return plus_minus(value)
-        return percent(value, is_signed=key.startswith("minus "))
-    return value if isinstance(value, str) else f"{value:g}"
 
 
 def plus_minus(value: Mapping[str, float]) -> str:
@@ -114,7 +87,7 @@ def _forwards(times: Mapping[str, Any]) -> str:
 
 
 def _speed_cells(row: Result) -> list[str]:
-    return [accepted_tokens(row["agreement"]), *(_cell(key, row[key]) for key in _REPLAYED)]
+    return [accepted_tokens(row["agreement"]), *(plus_minus(row[key]) for key in _REPLAYED)]
 
 
 def _ablation(result: Result) -> list[str]:

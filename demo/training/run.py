@@ -8,14 +8,11 @@ from typing import Any
 
 import torch
 
-from demo.training import models
-
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """The family, folder, seed and settings of a training run."""
+    """The folder, seed and settings of a training run."""
 
-    family: models.Family
     folder: Path
     seed: int
     render_core: int | None
@@ -23,7 +20,7 @@ class Run:
     def state(self, name: str) -> dict[str, Any]:
         """Returns the saved state of a finished stage. Raises SystemExit if it has not run."""
         if not (self.folder / f"{name}.done").exists():
-            command = f"python -m demo.train --family {self.family} --stages {name}"
+            command = f"python -m demo.train --stages {name}"
             raise SystemExit(f"stage {name!r} has not been run: {command}")
         state: dict[str, Any] = torch.load(self.folder / f"{name}.pt", weights_only=True)
         return state

@@ -90,27 +90,9 @@ def _marked(image: Image.Image, kept: torch.Tensor, token: int) -> Image.Image:
     marked = Image.composite(image, grey.convert("RGB"), mask)
     pen = ImageDraw.Draw(marked)
     for row, column in kept.nonzero().tolist():
-        _outline(pen, kept, row, column, token)
+        left, top = column * token, row * token
+        pen.rectangle((left, top, left + token - 1, top + token - 1), outline=_KEPT)
     return marked
-
-
-def _outline(
-    pen: ImageDraw.ImageDraw, kept: torch.Tensor, row: int, column: int, token: int
-) -> None:
-    """Draws the borders between a kept token and its neighbours that are not kept."""
-    left, top = column * token, row * token
-    right, bottom = left + token - 1, top + token - 1
-    sides = (
-        ((-1, 0), (left, top, right, top)),
-        ((1, 0), (left, bottom, right, bottom)),
-        ((0, -1), (left, top, left, bottom)),
-        ((0, 1), (right, top, right, bottom)),
-    )
-    for (down, across), line in sides:
-        beside_row, beside_column = row + down, column + across
-        is_inside = 0 <= beside_row < kept.shape[0] and 0 <= beside_column < kept.shape[1]
-        if not is_inside or not bool(kept[beside_row, beside_column]):
-            pen.line(line, _KEPT, width=2 if token >= 12 else 1)
 
 
 def _heat(image: Image.Image, score: torch.Tensor) -> Image.Image:

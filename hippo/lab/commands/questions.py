@@ -11,7 +11,7 @@ from rich.console import Console
 
 from hippo.errors import InvalidRequestError
 from hippo.lab.benchmark.converters import BENCHMARKS, convert
-from hippo.lab.commands.bench_questions import write_text
+from hippo.lab.commands.options import write_text
 
 HELP = "make a file of questions from a published benchmark"
 DESCRIPTION = """\

@@ -61,16 +61,13 @@ class TrainingPlan:
 @dataclass(slots=True)
 class TrainingState:
     """How far a training is. ``history`` has the step and the agreement on held-out answers of each
-    evaluation, the first before any training; the traces are of the first and the best one. Steps
-    are those of ``num_processes``."""
+    evaluation, the first before any training. Steps are those of ``num_processes``."""
 
     step: int = 0
     num_steps: int = 0
     num_processes: int = 1
     is_over: bool = False
     history: list[tuple[int, float]] = field(default_factory=list)
-    first_traces: dict[str, str] = field(default_factory=dict)
-    best_traces: dict[str, str] = field(default_factory=dict)
 
     @property
     def best(self) -> tuple[int, float]:
@@ -258,11 +255,9 @@ class Training:
             moved = batch.to(accelerator.device)
             traces = agreements(self._student(moved), moved)
             found += zip([files[index].stem for index in indices], traces, strict=True)
-        named = dict(sorted(gather_object(found)))
+        named = dict(gather_object(found))  # a batch may come from two processes
         state.history.append((state.step, agreement_of(list(named.values()))))
-        state.first_traces = state.first_traces or named
         if state.best[0] == state.step:
-            state.best_traces = named
             self._best = {
                 name: weight.detach().to("cpu", copy=True)
                 for name, weight in self._student.trained.items()

@@ -10,6 +10,7 @@ from hippo.catalog.sizes import ModelShape
 from hippo.errors import InvalidRequestError
 from hippo.lab.simulation.hardware import GPUS, Gpu, Placement, RooflineTime
 from hippo.lab.simulation.machine import Machine
+from hippo.lab.simulation.traces import Trace, drawn_traces
 
 _QWEN, _LLAVA = "Qwen/Qwen2.5-VL-{}-Instruct", "llava-hf/llava-onevision-qwen2-{}-ov-hf"
 _LEG_MS = 0.25  # latency of a message, one way
@@ -63,6 +64,17 @@ class ModelPair:
     def draft_place(self) -> Placement:
         """The draft's GPU."""
         return Placement(gpu=self.gpu, has_graphs=self.has_graphs)
+
+    def traces(self, agreement: float) -> list[Trace]:
+        """Returns the traces that `hippo simulate --acceptance` draws for the pair."""
+        return drawn_traces(
+            agreement=agreement,
+            num_traces=12,
+            num_tokens=NUM_NEW_TOKENS,
+            burstiness=0.5,
+            num_prompt_tokens=self.num_prompt_tokens,
+            num_draft_prompt_tokens=self.num_draft_tokens,
+        )
 
     def machine(self) -> Machine:
         """Returns the pair's times. Raises InvalidRequestError if it does not fit into memory."""

@@ -76,8 +76,6 @@ def test_the_whole_command_after_a_stop(
     for figures in (report["before"], report["after"]):
         assert figures["num_equal"] == figures["num_answers"] == 1
         assert figures["tokens_per_forward"] >= 1
-        # On a busy machine, an answer of 16 tokens can end before the draft's first token.
-        assert (figures["predicted_speedup"] or 1) > 0
     assert report["before"]["agreement"] < report["after"]["agreement"] <= 1
     assert "| agreement |" in (out / "report.md").read_text()
     assert read_state(out / "training").is_over
