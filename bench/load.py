@@ -36,7 +36,7 @@ from rich.console import Console
 
 from bench.answers.runs import FORM, questions_about, running_stack
 from bench.answers.systems import TARGET_ONLY
-from bench.base.cells import LOAD_COLUMNS, load_rows, load_title
+from bench.base.cells import LOAD_COLUMNS, cells, load_title
 from bench.base.clips import held_out_clips
 from bench.base.options import add_out, integers, names, new_result, parser_of, write_result
 from bench.base.tables import wide_console, wide_table
@@ -65,7 +65,8 @@ def main(argv: Sequence[str] | None = None) -> None:
             lines.append(line)
             result["loads"] = typical_lines(lines)
             write_result(args.out, result)
-    console.print(wide_table(load_title(result), LOAD_COLUMNS, load_rows(result)))
+    rows = cells(LOAD_COLUMNS, result["loads"])
+    console.print(wide_table(load_title(result), LOAD_COLUMNS, rows))
     console.print(f"written to {args.out}")
 
 

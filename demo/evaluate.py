@@ -23,7 +23,7 @@ ABOUT = """\
 Asks the bundled target for long descriptions of held-out clips (rendered, encoded to H.264 and
 decoded again), greedily: are its statements right, and are they wrong for another clip?
 """
-_MOST_TOKENS = 9000  # of a batch of prompts and answers
+_MOST_TOKENS = 9000  # in a batch of prompts and answers
 
 
 def said_about(

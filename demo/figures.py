@@ -46,7 +46,7 @@ class Score:
         """Judges the statements about one clip."""
         known = {(fact.cell, fact.attribute): fact.value for fact in true}
         for statement in said:
-            if statement.attribute not in ATTRIBUTES:  # of the background
+            if statement.attribute not in ATTRIBUTES:  # about the background
                 continue
             value = known.get((statement.cell, statement.attribute))
             is_right = value == statement.value

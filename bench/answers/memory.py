@@ -43,7 +43,7 @@ _SLOTS = 8
 _SIZES = ((640, 360), (360, 640), (480, 360), (854, 480))  # width and height, in turn
 _FRAMES, _FPS = 12, 4
 _WINDOW = 25  # answers
-_PIXELS_SEEN = 28 * 28 * 24  # of a resized frame
+_PIXELS_SEEN = 28 * 28 * 24  # in a resized frame
 _COLUMNS = {
     "process": ("process", ""),
     "after the warm-up, MB": ("warm_mb", ",.0f"),

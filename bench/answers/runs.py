@@ -11,7 +11,7 @@ from typing import Any
 from rich.console import Console
 
 from bench.answers.systems import System
-from bench.base.cells import LATENCY_COLUMNS, latency_rows
+from bench.base.cells import LATENCY_COLUMNS, cells
 from bench.base.clips import ClipFile
 from bench.base.environment import ROOT
 from bench.base.tables import wide_table
@@ -123,7 +123,7 @@ def run_systems(
     )  # fmt: skip
     rows = summarise(records)
     title = f"{title}, {len(clips)} clips"
-    console.print(wide_table(title, LATENCY_COLUMNS, latency_rows(rows)))
+    console.print(wide_table(title, LATENCY_COLUMNS, cells(LATENCY_COLUMNS, rows)))
     return records, {
         "temperature": temperature,
         "summary": rows,

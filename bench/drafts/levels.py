@@ -25,7 +25,7 @@ from typing import Any
 
 from bench.answers.runs import ask_systems, bundled_pair, running_stack
 from bench.answers.systems import policy_of, systems
-from bench.base.cells import LEVEL_COLUMNS, level_rows
+from bench.base.cells import LEVEL_COLUMNS, cells
 from bench.base.clips import Kind, held_out_clips
 from bench.base.options import add_out, names, new_result, numbers, parser_of, write_result
 from bench.base.tables import wide_console, wide_table
@@ -34,7 +34,7 @@ from hippo.client.figures import spread
 from hippo.client.latency import TARGET_ONLY, Record, System
 
 _RATIO = 0.9  # share pruned on long prompts
-_GAMMAS = (5, 7, 10, 15, 20, 30)  # of serial and vpsd
+_GAMMAS = (5, 7, 10, 15, 20, 30)  # for serial and vpsd
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -62,7 +62,8 @@ def main(argv: Sequence[str] | None = None) -> None:
                     sizes = {"temperature": temperature, "num_clips": len(clips)}
                     result["levels"].append({**facts, **sizes, **level(records)})
                     write_result(args.out, result)
-    console.print(wide_table("levels of agreement", LEVEL_COLUMNS, level_rows(result)))
+    rows = cells(LEVEL_COLUMNS, result["levels"])
+    console.print(wide_table("levels of agreement", LEVEL_COLUMNS, rows))
     console.print(f"written to {args.out}")
 
 

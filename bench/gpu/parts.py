@@ -28,8 +28,8 @@ from hippo.cli.stack import StackOptions
 from hippo.models.loading.placement import parse_device
 
 SHARES = (0.85, 0.93)
-_SIZES = {"7b": "7B", "32b": "32B", "72b": "72B"}  # of targets; the draft is always 3B
-_FORMS = {"72b": "unsloth bnb-4bit"}  # of a target, see tests.support.models.quantized
+_SIZES = {"7b": "7B", "32b": "32B", "72b": "72B"}  # sizes of targets; the draft is always 3B
+_FORMS = {"72b": "unsloth bnb-4bit"}  # target's form in tests.support.models.quantized
 _NUM_SLOTS = 2
 _COMPLETE = "complete"  # a file beside weights that were written to the end
 

@@ -13,26 +13,18 @@ from pathlib import Path
 from typing import Any
 
 from bench.answers.systems import TARGET_ONLY, is_preset_name
-from bench.base.cells import (
-    LATENCY_COLUMNS,
-    LEVEL_COLUMNS,
-    LOAD_COLUMNS,
-    latency_rows,
-    level_rows,
-    load_rows,
-    load_title,
-)
+from bench.base.cells import LATENCY_COLUMNS, LEVEL_COLUMNS, LOAD_COLUMNS, cells, load_title
 from bench.base.environment import ROOT
 from bench.base.options import parser_of
 from bench.pages.markers import rewrite
 from bench.pruning.plots import draw_ratio
 from bench.pruning.tables import markdown_tables
 from hippo.client.tables import markdown
-from hippo.lab.benchmark.plots import draw_levels, draw_load, draw_speedups
+from hippo.lab.benchmark.plots import draw_load, draw_speedups
 
 Result = Mapping[str, Any]
 
-PRUNING = ("services", "ratio", "ablation", "bias", "frames", "confirm")  # of docs/pruning.md
+PRUNING = ("services", "ratio", "ablation", "bias", "frames", "confirm")  # shown in docs/pruning.md
 NAMES = (
     *("levels", "levels-again", "short", "half", "long", "random"),
     *("load", "load-bfloat16", "load-long"),
@@ -81,15 +73,6 @@ def draw(results: Mapping[str, Result], folder: Path) -> None:
     draw_speedups(picture["summary"], folder / "speedup.svg", title=_run_title(picture))
     if "load" in results:
         draw_load(results["load"]["loads"], folder / "load.svg", title=load_title(results["load"]))
-    if "levels" in results:
-        levels = results["levels"]["levels"]
-        first = levels[0]
-        shown = [
-            row
-            for row in levels
-            if (row["dtype"], row["temperature"]) == (first["dtype"], first["temperature"])
-        ]
-        draw_levels(shown, folder / "levels.svg")
     if "ratio" in results:
         draw_ratio(results["ratio"], folder / "pruning-ratio.svg")
 
@@ -185,14 +168,14 @@ def _section(name: str, result: Result) -> str:
         parts += [f"{count} clips for each kind of prompt."]
         if name == "levels-again":
             parts += [
-                "The command is the first row's; that of another row has its draft, prompts, dtype "
-                "and T."
+                "The command is the first row's. Each row names its draft, prompts, dtype and T."
             ]
-        else:
-            parts += ["![Speedup over agreement](levels.svg)"]
-        parts += [markdown(LEVEL_COLUMNS, level_rows(result))]
+        parts += [markdown(tuple(LEVEL_COLUMNS), cells(LEVEL_COLUMNS, result["levels"]))]
     elif "loads" in result:
-        parts += [f"### {load_title(result)}", markdown(LOAD_COLUMNS, load_rows(result))]
+        parts += [
+            f"### {load_title(result)}",
+            markdown(tuple(LOAD_COLUMNS), cells(LOAD_COLUMNS, result["loads"])),
+        ]
     else:
         plot = ["![agreement over ratio](pruning-ratio.svg)"] if name == "ratio" else []
         parts += [f"{result['num_clips']} held-out clips.", *plot, *markdown_tables(name, result)]
@@ -230,7 +213,7 @@ def _latency_title(run: Result, pruning: str) -> str:
 
 def _latency_cells(run: Result) -> list[list[str]]:
     name = f"{run['dtype']}, {run['temperature']:g}"
-    return [[name, *cells] for cells in latency_rows(_at_the_best_lengths(run["summary"]))]
+    return [[name, *row] for row in cells(LATENCY_COLUMNS, _at_the_best_lengths(run["summary"]))]
 
 
 def _at_the_best_lengths(summary: Sequence[Result]) -> Iterator[Result]:
@@ -246,11 +229,13 @@ def _at_the_best_lengths(summary: Sequence[Result]) -> Iterator[Result]:
 
 
 def _without_records(result: Any) -> Any:
-    """Returns what the tables and plots are made of."""
-    if "runs" not in result:
-        return result
-    runs = [{k: v for k, v in run.items() if k != "records"} for run in result["runs"]]
-    return {**result, "runs": runs}
+    """Returns what the tables and plots are made of; runs of rivals are in no table."""
+    runs = [
+        {key: value for key, value in run.items() if key != "records"}
+        for run in result.get("runs", ())
+        if "rival" not in run
+    ]
+    return {**result, "runs": runs} if runs else result
 
 
 if __name__ == "__main__":

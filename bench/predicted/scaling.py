@@ -26,10 +26,10 @@ HEAD = (
     *(f"a = {rate:g}: tokens/s, decode, end to end" for rate in AGREEMENTS),
 )
 _VIDEO = (1080, 1920)  # height and width of a telephone's video
-_SECONDS = 30  # of the video of the speeds
+_SECONDS = 30  # length of the video for the speeds
 _LIMIT = 128_000  # tokens that the checkpoints of Qwen2.5-VL allow
 _LLAVA_LIMIT = 32_768
-_LLAVA_TOKENS = 32 * 196 + 1  # of any video: 32 frames
+_LLAVA_TOKENS = 32 * 196 + 1  # for any video: 32 frames
 _MOST_TARGET_GPUS = 8
 
 

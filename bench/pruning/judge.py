@@ -44,9 +44,9 @@ class ChoiceOutcome:
 
     choice: Choice
     tokens: Counts = field(default_factory=Counts)
-    content: Counts = field(default_factory=Counts)  # of tokens that depend on the video
+    content: Counts = field(default_factory=Counts)  # for tokens that depend on the video
     num_kept: int = 0
-    num_prompt_tokens: int = 0  # of the target's prompts
+    num_prompt_tokens: int = 0  # in the target's prompts
     num_frames: int = 0
     traces: list[Trace] = field(default_factory=list)  # each named by its clip
 

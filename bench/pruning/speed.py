@@ -59,7 +59,7 @@ class MeasuredTimes:
         ]
         steps = list(self.draft_step.values())
         slope, level = statistics.linear_regression(lengths, steps)
-        if slope < 0:  # of the lines that do not fall, the level one fits best
+        if slope < 0:  # a level line fits best among lines that do not fall
             slope, level = 0.0, statistics.fmean(steps)
         return Machine(
             name="measured",

@@ -22,7 +22,7 @@ class Counts:
     totals: dict[str, float] = field(default_factory=dict)
 
     def add_hits(self, clip: str, hits: float, total: float) -> None:
-        """Adds hits and total to those of a clip."""
+        """Adds to a clip's hits and total."""
         self.hits[clip] = self.hits.get(clip, 0.0) + hits
         self.totals[clip] = self.totals.get(clip, 0.0) + total
 

@@ -60,7 +60,7 @@ class SampleTrace:
 
     prompt: Prompt
     output_ids: tuple[int, ...]  # the end token included
-    content: tuple[bool, ...]  # of each token whether only the video determines it
+    content: tuple[bool, ...]  # whether only the video determines the token
     attention: dict[Scope, torch.Tensor]  # float32 [num_layers, num_visual_tokens] each
     alignment: dict[int, torch.Tensor]  # by layers tapped: float32 [num_visual_tokens]
 

@@ -8,7 +8,7 @@ Along each cycle the draft's table agrees with the target's at a chosen share of
 hundred ids exactly. The chat template appends the question's last letter to the prompt, and each
 cycle begins at another letter: "... a" has the first share, "... b" the second.
 
-Everything else is random, and the computation is that of the published shapes: all layers, the
+Everything else is random, and the computation has the published shapes: all layers, the
 vision tower and the whole head run. Weights are made, and written shard by shard; on a GPU if there
 is one. A target can be stored quantised, as the hub's repositories are.
 """
@@ -40,10 +40,10 @@ _TEMPLATE = CHAT_TEMPLATE.replace(
 _EMBEDDING, _HEAD = "model.embed_tokens.weight", "lm_head.weight"
 _IGNORED = ["re:visual.*", "lm_head"]  # by compressed-tensors, for towers of any depth
 _WINDOW = 100  # ids of a cycle in which the share is exact
-_SPREAD = 0.02  # of the embeddings, as in published models
-_OTHERS = 0.3  # of the embedding's size: most that all layers together add to it
+_SPREAD = 0.02  # standard deviation of embeddings, as in published models
+_OTHERS = 0.3  # most that all layers add, as a share of the embedding's size
 _GATE = 8.0  # input of the neuron of the id at hand; of the others it is near 0
-_NEXT = 4.0  # of the embedding's size: what the table adds
+_NEXT = 4.0  # what the table adds, in embedding's sizes
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +56,7 @@ class AnswerTable:
 
 @dataclass(frozen=True, slots=True)
 class PairForm:
-    """Which models to write; ``shares`` are those of the tokens on which draft and target agree.
+    """Which models to write; ``shares`` are shares of tokens on which draft and target agree.
 
     ``target_form`` is a key of tests.support.models.quantized.FORMS, or None for plain weights.
     ``target_layers`` and ``draft_layers`` set another depth. Without ``is_published_size`` the

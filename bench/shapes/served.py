@@ -67,8 +67,7 @@ class NamedClip:
 class PeakMemory:
     """The largest memory seen, by device on CUDA devices and by process, in bytes.
 
-    Pages of files, such as those of weights, count apart: the kernel drops them when memory is
-    short.
+    Pages of files, such as weights, count apart: the kernel drops them when memory is short.
     """
 
     def __init__(self, devices: Sequence[str]) -> None:
@@ -105,15 +104,17 @@ def watched_stack(
     """
     memory = PeakMemory((options.target_device, options.draft_device))
     stop = threading.Event()
+
+    def begin(stack: Stack) -> None:
+        watching.submit(memory.watch, pids_of(stack), stop)
+
     with ThreadPoolExecutor(1) as watching:
         try:
-            with running_stack(
-                options,
-                on_start=lambda stack: watching.submit(memory.watch, pids_of(stack), stop),
-            ) as stack:
+            with running_stack(options, on_start=begin) as stack:
                 yield stack
         finally:
             stop.set()
+            watching.shutdown()
             report.begin_table("memory", _MEMORY_COLUMNS)
             computed = _computed_bytes(options, num_tokens, num_slots)
             for name, seen in memory.peaks.items():

@@ -54,7 +54,7 @@ def _change(rng: random.Random, data: bytearray, others: Sequence[bytes]) -> Non
     elif kind == "cut":
         del data[start:]
     elif kind == "move":
-        piece = data[start:end]
+        piece = bytes(data[start:end])
         del data[start:end]
         place = rng.randrange(len(data) + 1)
         data[place:place] = piece

@@ -68,12 +68,12 @@ from tests.support.watching.compose import ROOT
 CLIENTS, MALLORY = ("alice", "bob", "carol"), "mallory"
 KEYS = {name: f"sk-{name}-0123456789" for name in (*CLIENTS, MALLORY)}
 _SAMPLINGS: tuple[dict[str, Any], ...] = ({"temperature": 0}, {"temperature": 0.8, "seed": 1})
-_NUM_TOKENS = 32  # of each answer, so that those to questions of a kind take equally long
+_NUM_TOKENS = 32  # in each answer: answers of one kind take equally long
 _TEXTS = ("What is a circle?", "Name three colours.", "What moves to the left?", "Who are you?")
 _TIMEOUT_S = 60.0  # a read of an ordinary client's
-_PAUSE_S = 0.2  # of a client whose question failed
+_PAUSE_S = 0.2  # after a client's question failed
 _EVERY_S = 2.0  # between two looks at the memory, which take some milliseconds
-_FIRST_SHARE, _QUIET_SHARE = 0.05, 0.25  # of the time: of the first quiet phase, and of the others
+_FIRST_SHARE, _QUIET_SHARE = 0.05, 0.25  # of the first quiet phase, of others
 _LEAST_QUIET = 2 * len(_SAMPLINGS)  # questions of a client in a quiet phase: of each kind
 _ALL_CORES = os.sched_getaffinity(0)  # before this process is pinned to the draft's
 _GATEWAY = (
@@ -99,7 +99,7 @@ class Place:
 
     url: str
     pids: Callable[[], Mapping[str, int]]
-    addresses: Mapping[str, str]  # of the draft and the target
+    addresses: Mapping[str, str]  # for draft and target
     lines: Sequence[str]  # what the services log
     ended: Callable[[], list[str]] = list  # the services that have ended
 

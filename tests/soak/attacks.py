@@ -21,10 +21,10 @@ from hippo.rpc.options import NO_PROXY
 from tests.fuzz.corpus import encode, picture
 from tests.soak.attacker import AGAIN_S, CHAT, MB, PAUSE_S, Attacker, head_of, status_of
 
-_SPACES = b" " * MB  # of which JSON may have any number
+_SPACES = b" " * MB  # JSON may have any number of spaces
 _NUM_CONNECTIONS = 400
 _JSON = {"content-type": "application/json"}
-_MAX_OWN_SHARE = 0.5  # of a prompt that only another key asked: more than the template's tokens
+_MAX_OWN_SHARE = 0.5  # cached share of another key's prompt; a template's share is below
 
 Workers = Iterable[Coroutine[Any, Any, None]]
 ATTACKS: dict[str, Callable[[Attacker], Workers]] = {}

@@ -105,37 +105,6 @@ def draw_load(lines: Sequence[Row], goal: Path, *, title: str) -> None:
     finish(figure, goal)
 
 
-def draw_levels(levels: Sequence[Row], goal: Path) -> None:
-    """Draws measured speedups over the agreement of the draft, a panel for each kind of prompt;
-    ``levels`` has a row for each draft."""
-    kinds = list(dict.fromkeys(row["kind"] for row in levels))
-    figure = new_figure(5.2 * len(kinds), 4.0)
-    panels = figure.subplots(1, len(kinds), squeeze=False)[0]
-    policies = {"adaptive": COLOURS[4], "vpsd": COLOURS[0], "serial": COLOURS[1]}
-    for axes, kind in zip(panels, kinds, strict=True):
-        own = [row for row in levels if row["kind"] == kind]
-        for policy, colour in policies.items():
-            length = "" if policy == "adaptive" else ", best γ"
-            decode = [row[policy]["decode"] for row in own]
-            axes.errorbar(
-                [100 * row["agreement"] for row in own],
-                [each["mean"] for each in decode],
-                yerr=[
-                    [each["mean"] - each["low"] for each in decode],
-                    [each["high"] - each["mean"] for each in decode],
-                ],
-                fmt="o", markersize=4, capsize=2, color=colour, label=f"{policy}{length}",
-            )  # fmt: skip
-        axes.set_title(
-            f"{kind} prompts, {own[0]['dtype']}, T={own[0]['temperature']:g}", fontsize=9
-        )
-        axes.set_xlabel("% of the target's tokens that the draft proposes")
-        axes.set_ylim(bottom=0)
-    panels[0].set_ylabel("decode speedup over target-only")
-    panels[0].legend(fontsize=8)
-    finish(figure, goal)
-
-
 def _colours(systems: Sequence[str]) -> dict[str, str]:
     """Returns a colour for each name: grey for target-only."""
     others = [name for name in dict.fromkeys(systems) if name != TARGET_ONLY]

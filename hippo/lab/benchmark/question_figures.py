@@ -49,9 +49,9 @@ def summarise_questions(
 ) -> list[Row]:
     """Returns a row per category and system, and a row per system of all questions at the end.
 
-    ``records`` are those of ``records_of``; None for a server that is no gateway, whose rows are
-    those of ``summarise_alone``. Each row has `num_right` of `num_scored` answers, and `num_unlike`
-    answers that are scored otherwise than the first system's.
+    ``records`` come from ``records_of``; None for a server that is no gateway, whose rows
+    come from ``summarise_alone``. Each row has `num_right` of `num_scored` answers, and
+    `num_unlike` answers that are scored otherwise than the first system's.
     """
     categories = sorted({question.category for question in questions if question.category})
     rows = []

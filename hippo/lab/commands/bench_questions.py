@@ -31,7 +31,7 @@ class QuestionFile:
 
     path: Path
     questions: tuple[VideoQuestion, ...]
-    seed: int  # of the first question
+    seed: int  # for the first question
     answers: Path
     markdown: Path | None
     plot: Path | None
@@ -44,7 +44,7 @@ class QuestionRun:
     file: QuestionFile
     server: Server
     form: RequestForm
-    policies: Sequence[System]  # of a hippo gateway, beside target-only
+    policies: Sequence[System]  # asked of a hippo gateway beside target-only
     console: Console
     progress: Console
     _failed: dict[str, str] = field(default_factory=dict)

@@ -82,7 +82,7 @@ class Bench:
         if plan.policies is not None and not form.is_hippo:
             raise InvalidRequestError(
                 f"--policies is for a hippo gateway, and the answers of {plan.server.url} "
-                "are not those of one"
+                "have no figures of a gateway"
             )
         measured: Document
         if plan.file is not None:

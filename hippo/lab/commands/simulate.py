@@ -20,8 +20,8 @@ HELP = "predict the speedup of each policy on a given machine"
 DESCRIPTION = """\
 Predicts how fast each policy decodes, by running the services' own three cores (drafter, verifier,
 coordinator) and policies in virtual time. A machine says what everything takes; a trace says which
-of the target's tokens the draft would have proposed. Efficiency is the predicted speed over that of
-the ideal: the same step times without transport, messages and scheduling.
+of the target's tokens the draft would have proposed. Efficiency is the predicted speed over
+the ideal speed: the same step times without transport, messages and scheduling.
 """
 EXAMPLES = """\
 a machine (without any of these: --pair qwen-7b-72b):

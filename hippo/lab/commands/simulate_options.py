@@ -19,7 +19,7 @@ from hippo.lab.simulation.traces import (
 )
 
 _DEFAULT_PAIR = "qwen-7b-72b"
-_MOST = 1e6  # of any option
+_MOST = 1e6  # largest value for any option
 
 
 def machine_of(arguments: argparse.Namespace) -> tuple[ModelPair | None, Machine]:

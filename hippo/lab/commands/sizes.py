@@ -141,7 +141,7 @@ class _Plan:
     num_slots: int
     devices: dict[int, int]  # bytes by the size in the name; none for a CPU
     is_cpu: bool
-    weights_bits: float | None  # of the target's layers; None: 16, or by name or files
+    weights_bits: float | None  # in the target's layers; None: 16, or by name or files
 
     @property
     def cache_each(self) -> int:
@@ -185,7 +185,7 @@ class _Row:
     role: str
     shape: ModelShape
     num_tokens: int
-    cache_tokens: int  # of a slot
+    cache_tokens: int  # in a slot
     whole: Memory  # on one device
     unpruned: Memory  # ``whole`` if slots cached the whole context
     fits: dict[int, _Fit]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from rich import box
@@ -18,14 +18,6 @@ from hippo.lab.distill.questions import TargetQuestion
 
 Figures = dict[str, Any]
 
-_ROWS: Mapping[str, str] = {
-    "agreement": "agreement",
-    "tokens_per_forward": "tokens/forward",
-    "run_length": "run length",
-    "decode_speedup": "decode ×",
-    "end_to_end_speedup": "end to end ×",
-    "equal": "equal answers",
-}
 _POLICY = "adaptive"
 _SYSTEM = System(_POLICY, {"policy": _POLICY})
 
@@ -85,14 +77,13 @@ def markdown_of(title: str, before: Figures, after: Figures) -> str:
     return f"{title}\n\n{markdown(('', 'before', 'after'), _rows(before, after))}\n"
 
 
-def _rows(before: Figures, after: Figures) -> list[tuple[str, str, str]]:
-    return [(title, _cell(before, key), _cell(after, key)) for key, title in _ROWS.items()]
-
-
-def _cell(figures: Figures, key: str) -> str:
-    if key == "equal":
-        return f"{figures['num_equal']}/{figures['num_answers']}"
-    value = figures[key]
-    if isinstance(value, dict):
-        return interval(value)
-    return f"{value:.2%}" if key == "agreement" else f"{value:.2f}"
+def _rows(before: Figures, after: Figures) -> list[tuple[str, ...]]:
+    both = (before, after)
+    return [
+        ("agreement", *(f"{each['agreement']:.2%}" for each in both)),
+        ("tokens/forward", *(f"{each['tokens_per_forward']:.2f}" for each in both)),
+        ("run length", *(f"{each['run_length']:.2f}" for each in both)),
+        ("decode ×", *(interval(each["decode_speedup"]) for each in both)),
+        ("end to end ×", *(interval(each["end_to_end_speedup"]) for each in both)),
+        ("equal answers", *(f"{each['num_equal']}/{each['num_answers']}" for each in both)),
+    ]

@@ -25,7 +25,7 @@ from hippo.models.loading.placement import dtype_of
 from hippo.models.loading.pretrained import import_transformers, num_token_ids
 from hippo.models.loading.weights import reported
 
-_TOKEN_WEIGHT = 0.3  # of the cross entropy with the target's token, beside its distribution
+_TOKEN_WEIGHT = 0.3  # weight of the target's token beside its distribution
 _WEIGHT_FILES = ("*.safetensors", "*.safetensors.index.json", "*.bin", "*.bin.index.json", "*.pth")
 
 

@@ -26,7 +26,7 @@ from hippo.lab.distill.examples import num_rows
 from hippo.lab.distill.student import Student, agreements, distillation_loss, new_student
 
 _WARM_UP_SHARE = 0.05
-_FINAL_RATE = 0.03  # of the learning rate, at the end
+_FINAL_RATE = 0.03  # last share of the learning rate
 _MOST_GRADIENT = 1.0  # norm to which gradients are clipped
 _NUM_EVALUATIONS = 20
 _STATE_FILE = "state.pt"
@@ -61,7 +61,7 @@ class TrainingPlan:
 @dataclass(slots=True)
 class TrainingState:
     """How far a training is. ``history`` has the step and the agreement on held-out answers of each
-    evaluation, the first before any training. Steps are those of ``num_processes``."""
+    evaluation, the first before any training. ``num_processes`` share each step."""
 
     step: int = 0
     num_steps: int = 0

@@ -16,7 +16,7 @@ _QWEN, _LLAVA = "Qwen/Qwen2.5-VL-{}-Instruct", "llava-hf/llava-onevision-qwen2-{
 _LEG_MS = 0.25  # latency of a message, one way
 _MESSAGE_MS = 0.05  # device time of a message, on either device
 _SCHEDULING_MS = 0.1  # between two steps of the target
-_SCORED_SHARE = 0.5  # of the target's layers before the draft's prefill can begin
+_SCORED_SHARE = 0.5  # share of the target's layers that run before the draft's prefill
 
 NUM_NEW_TOKENS = 256
 """Tokens of a simulated answer."""
@@ -34,8 +34,8 @@ class ModelPair:
     num_target_gpus: int = 1
     num_visual_tokens: int = 25_000
     num_text_tokens: int = 100
-    ratio: float = 0.9  # of visual tokens pruned for the draft
-    has_graphs: bool = True  # of models on one GPU; hippo has none on several
+    ratio: float = 0.9  # share of visual tokens pruned for the draft
+    has_graphs: bool = True  # for models on one GPU; hippo has no graphs on several
 
     @property
     def num_prompt_tokens(self) -> int:

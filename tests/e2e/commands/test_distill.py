@@ -116,7 +116,7 @@ def test_a_draft_without_its_training_is_refused(
     shutil.copytree(out, rest, ignore=shutil.ignore_patterns("training", "examples"))
     assert main(command(videos, draft, rest)) == 1
     error = " ".join(capsys.readouterr().err.split())
-    assert f"{rest / 'draft'} is there, and the training that it is of is not" in error
+    assert f"{rest / 'draft'} exists without the training that made it" in error
     assert f"delete {rest / 'training'}, {rest / 'draft'}, {rest / 'after.json'} to" in error
 
 

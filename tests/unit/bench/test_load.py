@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from bench.base.cells import LOAD_COLUMNS, load_rows
+from bench.base.cells import LOAD_COLUMNS, cells
 from bench.load import typical_lines
 from hippo.lab.benchmark.load import LoadRun
 from hippo.lab.benchmark.load_figures import summarise_load
@@ -14,8 +14,8 @@ def test_the_table_has_a_line_a_load() -> None:
     run.ended += [ended(0, 1), ended(0, 2)]
     line = {"num_clients": 1, **summarise_load(run, {0: ()})}
     lines = [{"system": system, **line} for system in ("adaptive", "target-only", "adaptive")]
-    rows = list(load_rows({"loads": typical_lines(lines)}))
-    assert [len(row) for row in rows] == [len(LOAD_COLUMNS)] * 2
+    rows = list(cells(LOAD_COLUMNS, typical_lines(lines)))
+    assert [row[0] for row in rows] == ["adaptive", "target-only"]
 
 
 def test_the_typical_run_of_a_load_is_that_of_median_throughput() -> None:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import random
-
 import pytest
 
 from bench.pruning.services import answer_times
@@ -31,21 +29,6 @@ def test_an_interval_is_of_all_tokens_and_resamples_clips() -> None:
     found = interval(counts)
     # The ends: all draws "b", all draws "a".
     assert found == pytest.approx({"mean": 0.54, "low": 0.5, "high": 0.9})
-
-
-def test_samples_of_one_clip_are_counted_together() -> None:
-    counts = Counts()
-    counts.add_hits("a", 1, 2)
-    counts.add_hits("a", 2, 2)
-    assert counts.share == 0.75 and counts.num_clips == 1
-    assert _width(counts) == 0
-
-
-def test_the_interval_narrows_with_the_number_of_clips() -> None:
-    rng = random.Random(0)
-    few = counted({str(clip): (rng.randint(80, 100), 100) for clip in range(10)})
-    many = counted({str(clip): (rng.randint(80, 100), 100) for clip in range(400)})
-    assert _width(many) < _width(few) / 3
 
 
 def test_a_paired_difference_does_not_see_what_both_sides_share() -> None:

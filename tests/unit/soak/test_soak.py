@@ -44,7 +44,7 @@ def test_who_is_told_to_come_later_is_one_outcome_whatever_was_asked(
         task = Task(Question("clip", ({"role": "user", "content": "Who?"},)), {})
         thread = threading.Thread(target=Visitor(full.url, [task], tally, stop, 0).run)
         thread.start()
-        while tally.outcomes.total() < 6:  # of both kinds with this seed
+        while tally.outcomes.total() < 6:  # both kinds with this seed
             time.sleep(0.01)
         stop.set()
         thread.join()
