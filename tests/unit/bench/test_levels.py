@@ -14,7 +14,12 @@ from hippo.client.latency import TARGET_ONLY, Record
 
 def _record(clip: str, system: str, decode_s: float) -> Record:
     """An answer of ten tokens, of which one was rejected."""
-    figures = {"num_rejections": 1, "mean_run_length": 5.0, "mean_tokens_per_forward": 3.0}
+    figures = {
+        "num_rejections": 1,
+        "mean_run_length": 5.0,
+        "mean_tokens_per_forward": 3.0,
+        "timings_ms": {"decode": 1e3 * decode_s},
+    }
     answer = Answer(
         text="text",
         asked_s=0.0,
