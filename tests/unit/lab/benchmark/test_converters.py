@@ -54,6 +54,15 @@ CAPTION = {
     "answer": "A man plays the drums.",
 }  # fmt: skip
 
+RECORDS: dict[str, dict[str, Any]] = {
+    "video-mme": VIDEO_MME,
+    "mvbench": MVBENCH,
+    "mlvu": MLVU,
+    "longvideobench": {**LONG_VIDEO_BENCH, "candidates": ["hi", "ho"]},
+    "lvbench": LVBENCH,
+    "video-detail-caption": CAPTION,
+}
+
 
 def converted(
     folder: Path, benchmark: str, name: str, record: dict[str, Any], video: str
