@@ -28,6 +28,7 @@ import httpx
 from rich.console import Console
 
 from bench.answers.runs import FORM, bundled_pair, questions_about, running_stack
+from bench.base.cells import Columns, cells, equal
 from bench.base.clips import held_out_clips
 from bench.base.options import add_out, new_result, parser_of, write_result
 from bench.base.tables import wide_table
@@ -41,10 +42,16 @@ from hippo.client.server import Connection, Server
 from hippo.client.tables import progress_bar
 
 _READY_SECONDS = 60.0
-_COLUMNS = (
-    *("gateway", "ms/token", "forwards", "blocks", "target waits ms"),
-    *("decode time over the first's", "end to end", "equal"),
-)
+COLUMNS: Columns = {
+    "gateway": lambda row: row["settings"] or "(defaults)",
+    "ms/token": lambda row: f"{row['ms_per_token']:.3f}",
+    "forwards": lambda row: f"{row['num_forwards']:.1f}",
+    "blocks": lambda row: f"{row['num_blocks']:.1f}",
+    "target waits ms": lambda row: f"{row['wait_ms']:.1f}",
+    "decode time over the first's": lambda row: _interval(row["decode"]),
+    "end to end": lambda row: _interval(row["end_to_end"]),
+    "equal": equal,
+}
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -62,8 +69,8 @@ def main(argv: Sequence[str] | None = None) -> None:
             answers = _ask_all(
                 console, connections, form, questions_about(clips), num_repeats=args.repeats
             )
-    result = new_result("bench.compare", argv, settings=args.settings, rows=compare(answers))
-    console.print(wide_table(result["command"], _COLUMNS, cells(result)))
+    result = new_result("bench.compare", argv, rows=compare(args.settings, answers))
+    console.print(wide_table(result["command"], COLUMNS, cells(COLUMNS, result["rows"])))
     write_result(args.out, result)
     console.print(f"written to {args.out}")
 
@@ -132,16 +139,17 @@ def _ask_all(
     return [each[len(questions) :] for each in answers]
 
 
-def compare(answers: Sequence[Sequence[Answer]]) -> list[dict[str, Any]]:
+def compare(settings: Sequence[str], answers: Sequence[Sequence[Answer]]) -> list[dict[str, Any]]:
     """Returns a row per gateway from its answers with timelines: means per answer, and times
     divided by the first gateway's, with 95 % bootstrap intervals over pairs of answers to the same
     question. Decode times are by the gateway's clock, others by the client's."""
     rows = []
-    for own in answers:
+    for arguments, own in zip(settings, answers, strict=True):
         pairs = list(zip(answers[0], own, strict=True))
         verdicts = [each.figures["timeline_ms"]["verdicts"][1:] for each in own]
         rows.append(
             {
+                "settings": arguments,
                 "num_answers": len(own),
                 "num_equal": sum(first.token_ids == each.token_ids for first, each in pairs),
                 "ms_per_token": sum(map(_decode_ms, own)) / sum(e.num_tokens - 1 for e in own),
@@ -161,19 +169,8 @@ def _decode_ms(answer: Answer) -> float:
     return float(answer.figures["timings_ms"]["decode"])
 
 
-def cells(result: Mapping[str, Any]) -> Iterator[list[str]]:
-    """Yields the cells of each gateway's row."""
-    for arguments, row in zip(result["settings"], result["rows"], strict=True):
-        yield [
-            arguments or "(defaults)",
-            f"{row['ms_per_token']:.3f}",
-            *(f"{row[key]:.1f}" for key in ("num_forwards", "num_blocks", "wait_ms")),
-            *(
-                f"{row[key]['mean']:.3f} [{row[key]['low']:.3f}, {row[key]['high']:.3f}]"
-                for key in ("decode", "end_to_end")
-            ),
-            f"{row['num_equal']}/{row['num_answers']}",
-        ]
+def _interval(value: Mapping[str, float]) -> str:
+    return f"{value['mean']:.3f} [{value['low']:.3f}, {value['high']:.3f}]"
 
 
 def _parse(argv: Sequence[str] | None) -> argparse.Namespace:

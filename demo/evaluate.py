@@ -37,15 +37,17 @@ def said_about(
         clip = clips.held_out(kind, index, seed=seed)
         frames = clips.through_codec(clip)
         by_size[frames.shape].append((clip.scene, frames))
-    found = []
+    found: list[tuple[Scene, str]] = []
     for (num_frames, height, width, _), members in tqdm(by_size.items(), desc="sizes"):
         num_tokens = num_frames // 2 * (height // 28) * (width // 28) + 150
         most = max(2, _MOST_TOKENS // num_tokens)
         for start in range(0, len(members), most):
-            scenes, frames = zip(*members[start : start + most], strict=True)
-            asked = Asked(np.stack(frames), [texts.DETAILED[0]] * len(scenes))
+            part = members[start : start + most]
+            frames = np.stack([frames for _, frames in part])
+            asked = Asked(frames, [texts.DETAILED[0]] * len(part))
             answers = greedy(target, asked, is_video_first=is_video_first)
-            found += zip(scenes, map(target.tokenizer.decode, answers), strict=True)
+            for (scene, _), answer in zip(part, answers, strict=True):
+                found.append((scene, str(target.tokenizer.decode(answer))))
     return found
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,7 +14,6 @@ import torch
 from demo.training import distill, export, growth, language, models, tokenizer, tower
 from demo.training.batches import Encoder
 from demo.training.inference import Loaded
-from demo.training.run import Run
 
 if TYPE_CHECKING:
     from torch import nn
@@ -40,6 +40,23 @@ On two cores, target and draft stages can run in parallel:
 `taskset -c 0 python -m demo.train --stages shallow,target` and
 `taskset -c 1 python -m demo.train --stages plain`.
 """
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """The folder, seed and settings of a training run."""
+
+    folder: Path
+    seed: int
+    render_core: int | None
+
+    def state(self, name: str) -> dict[str, Any]:
+        """Returns the saved state of a finished stage. Raises SystemExit if it has not run."""
+        if not (self.folder / f"{name}.done").exists():
+            command = f"python -m demo.train --stages {name}"
+            raise SystemExit(f"stage {name!r} has not been run: {command}")
+        state: dict[str, Any] = torch.load(self.folder / f"{name}.pt", weights_only=True)
+        return state
 
 
 def pair_tokenizer(run: Run) -> PreTrainedTokenizerBase:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -25,14 +24,8 @@ def held_out_clips(folder: Path, *, kind: Kind, num_clips: int) -> list[ClipFile
     from demo.world.clips import write_bench_clips
 
     folder.mkdir(parents=True, exist_ok=True)
-    write_bench_clips(folder, num_clips=num_clips, kind=kind)
-    return read_clips(folder)
-
-
-def read_clips(folder: Path) -> list[ClipFile]:
-    """Returns the clips that ``held_out_clips`` wrote to ``folder``."""
-    facts = json.loads((folder / "facts.json").read_text(encoding="utf-8"))
-    return [ClipFile(folder / entry["file"], entry["question"]) for entry in facts]
+    written = write_bench_clips(folder, num_clips=num_clips, kind=kind)
+    return [ClipFile(folder / facts.file, facts.question) for facts in written]
 
 
 def data_url(clip: bytes) -> str:

@@ -73,7 +73,7 @@ def visual_features(visual: nn.Module, frames: Tensor) -> Tensor:
 def with_features(language: nn.Module, ids: Tensor, features: Tensor, video_pad: int) -> Tensor:
     """Returns input embeddings in the dtype of `features`, [batch, length, hidden]."""
     inner: Any = language
-    embeds = inner.embed_tokens(ids).to(features.dtype)
+    embeds: Tensor = inner.embed_tokens(ids).to(features.dtype)
     return embeds.masked_scatter((ids == video_pad)[..., None], features)
 
 

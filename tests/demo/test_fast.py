@@ -16,6 +16,7 @@ from demo.training.batches import Batch, Encoder
 from demo.training.fast import tower_features
 from demo.training.language import answer_logits
 from demo.world import clips, pixels
+from demo.world.sizes import Size
 from demo.world.texts import Exchange
 from hippo.models.interface.base import DecodedMedia
 from hippo.models.interface.plan import LoadPlan
@@ -28,7 +29,7 @@ SHAPE = models.DemoShape(num_layers=2, vocab_size=512)
 @pytest.fixture(scope="module")
 def batch(encoder: Encoder) -> Batch:
     """A small training batch of clips."""
-    recipe = batches.Recipe("tiny", (batches.Size(112, 140, 8, 1.0, 4),), tokens=700)
+    recipe = batches.Recipe("tiny", (Size(112, 140, 8, 1.0, 4),), tokens=700)
     return batches.sample_batch(recipe, encoder, 0, 1)
 
 

@@ -12,10 +12,11 @@ import torch
 from demo import train
 from demo.training import batches, language, loop, models, tower
 from demo.training.batches import Encoder
+from demo.world.sizes import Size
 
 SHAPE = models.DemoShape(num_layers=1, vocab_size=512)
 RECIPE = batches.Recipe(
-    "tiny", (batches.Size(112, 112, 2, 1.0, 3),), tokens=400, is_still=True, drop_share=0.5
+    "tiny", (Size(112, 112, 2, 1.0, 3),), tokens=400, is_still=True, drop_share=0.5
 )
 
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from bench.compare import cells, compare
+from bench.base.cells import cells
+from bench.compare import COLUMNS, compare
 from hippo.client.answers import Answer
 
 
@@ -27,7 +28,7 @@ def answer(decode_ms: float, *, token_ids: tuple[int, ...] = (1, 2, 3)) -> Answe
 def test_each_gateway_is_held_against_the_first_answer_by_answer() -> None:
     first = [answer(10.0), answer(30.0)]
     second = [answer(5.0), answer(60.0, token_ids=(1, 2, 4))]
-    rows = compare([first, second])
+    rows = compare(["", ""], [first, second])
     assert [row["num_equal"] for row in rows] == [2, 1]
     assert [row["ms_per_token"] for row in rows] == pytest.approx([10.0, 16.25])
     assert rows[0]["decode"]["mean"] == rows[0]["decode"]["low"] == 1.0
@@ -38,7 +39,7 @@ def test_each_gateway_is_held_against_the_first_answer_by_answer() -> None:
 
 
 def test_the_table_says_what_each_gateway_was_given() -> None:
-    rows = compare([[answer(10.0)], [answer(5.0)]])
-    first, second = cells({"settings": ["", "--gamma 3"], "rows": rows})
+    rows = compare(["", "--gamma 3"], [[answer(10.0)], [answer(5.0)]])
+    first, second = cells(COLUMNS, rows)
     assert (first[0], second[0]) == ("(defaults)", "--gamma 3")
     assert second[5] == "0.500 [0.500, 0.500]"
