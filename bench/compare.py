@@ -93,7 +93,7 @@ def _gateways(
             child.start("gateway", [*own, *peers, *shlex.split(arguments)])
             ending.callback(_stop_child, child)
             _await(child, port_file.exists)
-            url = f"http://{options.host}:{port_file.read_text()}"
+            url = f"http://{options.host}:{int(port_file.read_text())}"
             _await(child, partial(_is_ready, url))
             connections.append(Server(url).connect())
             ending.callback(connections[-1].close)
