@@ -15,20 +15,21 @@ import statistics
 import tempfile
 import time
 from collections.abc import Callable, Sequence
+from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import httpx
 import torch
 from llguidance import LLTokenizer, grammar_from
 from rich.console import Console
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
-from bench.answers.client import converse, user_turn, video_url
-from bench.answers.runs import bundled_pair, running_stack
+from bench.answers.runs import FORM, bundled_pair, questions_about, running_stack
 from bench.base.clips import held_out_clips
 from bench.base.options import parser_of
 from bench.base.tables import wide_console, wide_table
+from hippo.client.server import Server
 from hippo.engine.grammars import GrammarCompiler
 from hippo.sampling.masks import mask_logits
 from hippo.types import FramePlan, ModelInfo, OpenRequest, Pruning, SamplingParams
@@ -178,14 +179,14 @@ def _measure_pair(console: Console, dtype: str, num_clips: int) -> None:
     answers: dict[tuple[str, int], set[str]] = {}
     with tempfile.TemporaryDirectory() as folder, running_stack(bundled_pair(dtype)) as stack:
         clips = held_out_clips(Path(folder), kind="short", num_clips=num_clips)
-        with httpx.Client(base_url=stack.url, timeout=600, trust_env=False) as client:
-            for number, clip in enumerate(clips):
-                turn = user_turn(video_url(clip.path), clip.question)
+        with closing(Server(stack.url).connect()) as connection:
+            for number, question in enumerate(questions_about(clips)):
                 for form, further in forms.items():
                     for policy in ("off", "adaptive"):
-                        answer = converse(
-                            client, [turn], speculative={"policy": policy}, further=further
+                        request = replace(FORM, further=further).request(
+                            question, {"policy": policy}
                         )
+                        answer = connection.ask(request.body())
                         ms = answer.decode_s_per_token * 1e3
                         found.setdefault((form, policy), []).append(ms)
                         key = (form if form == "schema" else "", number)

@@ -1,18 +1,19 @@
-"""Trains the bundled pair, or a pair of another family: `python -m demo.train --help`."""
+"""Trains the bundled pair: `python -m demo.train --help`."""
 
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 
-from demo.training import distill, export, growth, language, models, qwen3, tokenizer, tower
+from demo.training import distill, export, growth, language, models, tokenizer, tower
 from demo.training.batches import Encoder
 from demo.training.inference import Loaded
-from demo.training.run import Run
 
 if TYPE_CHECKING:
     from torch import nn
@@ -33,19 +34,29 @@ Trains the bundled target and draft from scratch on the synthetic world, in stag
   draft      the draft, distilled: those answers, and the target's distribution over the next token
   export     both checkpoints in bfloat16, as standard Hugging Face folders
 
-With --family qwen3_vl a Qwen3-VL pair is made from the bundled one:
-
-  tower      a tower with deepstack learns the bundled tower's features
-  target     the bundled target's layers, on that tower, on prompts with times between the frames
-  draft      the same for the draft, visual tokens dropped at random
-  export     both checkpoints, into the folder pair/ of the run folder
-
 Every stage saves its state every 100 steps or more often, and resumes from it: to continue, run the
 same command again. A finished stage is skipped; to repeat it, delete its files in the run folder.
 On two cores, target and draft stages can run in parallel:
 `taskset -c 0 python -m demo.train --stages shallow,target` and
 `taskset -c 1 python -m demo.train --stages plain`.
 """
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """The folder, seed and settings of a training run."""
+
+    folder: Path
+    seed: int
+    render_core: int | None
+
+    def state(self, name: str) -> dict[str, Any]:
+        """Returns the saved state of a finished stage. Raises SystemExit if it has not run."""
+        if not (self.folder / f"{name}.done").exists():
+            command = f"python -m demo.train --stages {name}"
+            raise SystemExit(f"stage {name!r} has not been run: {command}")
+        state: dict[str, Any] = torch.load(self.folder / f"{name}.pt", weights_only=True)
+        return state
 
 
 def pair_tokenizer(run: Run) -> PreTrainedTokenizerBase:
@@ -77,38 +88,38 @@ def new_model(run: Run, shape: models.DemoShape) -> nn.Module:
 SHALLOW = models.DemoShape(num_layers=4, vocab_size=models.TARGET.vocab_size)
 
 
+def new_tower() -> nn.Module:
+    """Returns an untrained vision tower."""
+    ids = models.SpecialIds(0, 1, 2, 3, 4, 5)
+    visual: nn.Module = models.build(models.DemoShape(1, 64), ids).model.visual
+    return visual
+
+
 def run_tower(run: Run) -> None:
     torch.manual_seed(run.seed)
-    visual = models.build(models.DemoShape(1, 64), models.SpecialIds(0, 1, 2, 3, 4, 5)).model.visual
+    visual = new_tower()
+    torch.manual_seed(run.seed)
     tower.train_tower(
-        visual, run.folder, num_steps=2700, seed=run.seed, render_core=run.render_core
-    )
+        visual, tower.Probe(models.HIDDEN), run.folder, "tower",
+        partial(tower.sample_batch, run.seed),
+        num_steps=2700, rate=3e-3, render_core=run.render_core,
+    )  # fmt: skip
 
 
 def run_shallow(run: Run) -> None:
     plan = [(language.STILLS, 220), (language.CLIPS, 380), (language.SIZED, 400)]
     language.train_language(
-        new_model(run, SHALLOW),
-        plan,
-        encoder_of(run),
-        run.folder,
-        "shallow",
-        seed=run.seed,
-        decay_share=0.3,
-    )
+        new_model(run, SHALLOW), plan, encoder_of(run), run.folder, "shallow",
+        seed=run.seed, decay_share=0.3,
+    )  # fmt: skip
 
 
 def run_plain(run: Run) -> None:
     plan = [(language.STILLS, 300), (language.DROPPED, 600), (language.SIZED_DROPPED, 700)]
     language.train_language(
-        new_model(run, models.DRAFT),
-        plan,
-        encoder_of(run),
-        run.folder,
-        "plain",
-        seed=run.seed + 1,
-        decay_share=0.3,
-    )
+        new_model(run, models.DRAFT), plan, encoder_of(run), run.folder, "plain",
+        seed=run.seed + 1, decay_share=0.3,
+    )  # fmt: skip
 
 
 def run_target(run: Run) -> None:
@@ -125,13 +136,14 @@ def run_target(run: Run) -> None:
 
 def run_widen(run: Run) -> None:
     state = run.state("tower")
-    visual = models.build(models.DemoShape(1, 64), models.SpecialIds(0, 1, 2, 3, 4, 5)).model.visual
+    visual, probe = new_tower(), tower.Probe(models.HIDDEN)
     visual.load_state_dict(state["visual"])
-    probe = tower.Probe(models.HIDDEN)
     probe.load_state_dict(state["probe"])
-    tower.widen_tower(
-        visual, probe, run.folder, num_steps=350, seed=run.seed, render_core=run.render_core
-    )
+    draw = partial(tower.sample_batch, run.seed, sizes=tower.WIDER_SIZES, stream=12)
+    tower.train_tower(
+        visual, probe, run.folder, "widen", draw,
+        num_steps=350, rate=6e-4, render_core=run.render_core,
+    )  # fmt: skip
 
 
 def with_wider_tower(run: Run, shape: models.DemoShape, stage: str) -> nn.Module:
@@ -144,19 +156,11 @@ def with_wider_tower(run: Run, shape: models.DemoShape, stage: str) -> nn.Module
 
 
 def run_settle(run: Run) -> None:
+    model = with_wider_tower(run, models.TARGET, "target")
     language.train_language(
-        with_wider_tower(run, models.TARGET, "target"),
-        [(language.SETTLED, 80)],
-        encoder_of(run),
-        run.folder,
-        "settle",
-        seed=run.seed,
-        matrix_lr=5e-4,
-        other_lr=2e-4,
-        warmup=10,
-        decay_share=0.7,
-        save_every=20,
-    )
+        model, [(language.SETTLED, 80)], encoder_of(run), run.folder, "settle",
+        seed=run.seed, matrix_lr=5e-4, other_lr=2e-4, warmup=10, decay_share=0.7, save_every=20,
+    )  # fmt: skip
 
 
 def run_outputs(run: Run) -> None:
@@ -199,10 +203,6 @@ STAGES: dict[str, Callable[[Run], None]] = {
     "draft": run_draft,
     "export": run_export,
 }
-FAMILIES: Mapping[models.Family, Mapping[str, Callable[[Run], None]]] = {
-    "qwen2_5_vl": STAGES,
-    "qwen3_vl": qwen3.STAGES,
-}
 
 
 def main() -> None:
@@ -213,15 +213,10 @@ def main() -> None:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument(
-        "--family",
-        choices=FAMILIES,
-        default="qwen2_5_vl",
-        help="of the models; qwen3_vl is made from the bundled pair (default: qwen2_5_vl)",
-    )
-    parser.add_argument(
         "--run",
         type=Path,
-        help="folder for the training state (default: .demo-train/FAMILY)",
+        default=Path(".demo-train"),
+        help="folder for the training state (default: %(default)s)",
     )
     parser.add_argument("--stages", help="which stages to run, in order (default: all)")
     parser.add_argument("--seed", type=int, default=0)
@@ -231,15 +226,13 @@ def main() -> None:
     )
     arguments = parser.parse_args()
     torch.set_num_threads(arguments.threads)
-    family, stages = arguments.family, FAMILIES[arguments.family]
-    folder = arguments.run or Path(".demo-train") / family
-    run = Run(family, folder, arguments.seed, arguments.render_core)
-    names = arguments.stages.split(",") if arguments.stages else list(stages)
-    unknown = [name for name in names if name not in stages]
+    run = Run(arguments.run, arguments.seed, arguments.render_core)
+    names = arguments.stages.split(",") if arguments.stages else list(STAGES)
+    unknown = [name for name in names if name not in STAGES]
     if unknown:
-        parser.error(f"unknown stage {unknown[0]!r} of {family}; choose from {', '.join(stages)}")
+        parser.error(f"unknown stage {unknown[0]!r}; choose from {', '.join(STAGES)}")
     for name in names:
-        stages[name](run)
+        STAGES[name](run)
 
 
 if __name__ == "__main__":

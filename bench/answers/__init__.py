@@ -1,1 +1,1 @@
-"""One question at a time: systems, rivals, and what a run of each gives."""
+"""One question at a time: the measured systems, and what a run of each gives."""

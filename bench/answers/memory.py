@@ -13,28 +13,28 @@ memory without pages of files, which the kernel drops when memory is short.
 from __future__ import annotations
 
 import argparse
-import base64
 import statistics
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import closing, suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import httpx
 import psutil
 from rich.console import Console
 
-from bench.answers.client import converse, user_turn
-from bench.answers.runs import bundled_pair, running_stack
-from bench.base.clips import filmed_clip
+from bench.answers.runs import FORM, bundled_pair, pids_of, running_stack
+from bench.base.clips import data_url, filmed_clip
 from bench.base.environment import ROOT
 from bench.base.options import integers, parser_of
 from bench.base.report import Report
 from bench.base.tables import wide_console
 from hippo.cli.stack import Stack
-from hippo.client.tables import progress_bar
+from hippo.client.requests import question_about
+from hippo.client.server import Server
+from hippo.client.tables import watched
 
 MAX_GROWTH = 0.05
 WITHOUT_FILES = ("RssAnon", "RssShmem")
@@ -43,8 +43,14 @@ _SLOTS = 8
 _SIZES = ((640, 360), (360, 640), (480, 360), (854, 480))  # width and height, in turn
 _FRAMES, _FPS = 12, 4
 _WINDOW = 25  # answers
-_PIXELS_SEEN = 28 * 28 * 24  # of a resized frame
-_COLUMNS = ("process", "after the warm-up, MB", "at the end, MB", "growth", "largest, MB")
+_PIXELS_SEEN = 28 * 28 * 24  # in a resized frame
+_COLUMNS = {
+    "process": ("process", ""),
+    "after the warm-up, MB": ("warm_mb", ",.0f"),
+    "at the end, MB": ("end_mb", ",.0f"),
+    "growth": ("growth", "+.1%"),
+    "largest, MB": ("largest_mb", ",.0f"),
+}
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -54,20 +60,21 @@ def main(argv: Sequence[str] | None = None) -> int:
     caches += ["--max-context-length", "4096"]
     options = bundled_pair("float32", target_args=caches, draft_args=caches)
     console, numbers = wide_console(), iter(range(len(args.clients) * args.num_clips))
-    section = Report(args.out, "memory", console=console).begin_section("memory")
+    report = Report(args.out, "memory", console=console)
+    report.begin_section("memory")
     grown = []
     with running_stack(options) as stack:
         for num_clients in args.clients:
             chosen = [next(numbers) for _ in range(args.num_clips)]
             samples = ask_about(stack, chosen, args, num_clients, console)
-            table = section.add_table(f"{len(chosen)} clips, {num_clients} at a time", _COLUMNS)
+            report.begin_table(f"{len(chosen)} clips, {num_clients} at a time", _COLUMNS)
             for row in growth(samples, num_warm_up=args.warm_up):
                 series = [round(sample.get(row["process"], 0.0), 1) for sample in samples]
-                table.add_row(list(_cells(row)), {**row, "series_mb": series})
+                report.add_row({**row, "series_mb": series})
                 if row["growth"] >= MAX_GROWTH:
                     grown.append(f"{row['process']} grew by {row['growth']:.1%}")
     for problem in grown:
-        section.add_note(problem)
+        report.add_note(problem)
     return 1 if grown else 0
 
 
@@ -79,44 +86,30 @@ def ask_about(
     console: Console,
 ) -> list[dict[str, float]]:
     """Returns the megabytes of each process after each answer, in order of answers."""
-    samples: list[dict[str, float]] = []
-    pids = {name: stack.child(name).pid for name in ("gateway", "draft", "target")}
-    with (
-        httpx.Client(base_url=stack.url, timeout=600, trust_env=False) as client,
-        ThreadPoolExecutor(num_clients) as clients,
-        progress_bar(console) as progress,
-    ):
-        for _ in progress.track(
-            clients.map(_asker(client, args), numbers),
-            total=len(numbers),
-            description=f"{num_clients} at a time",
-        ):
-            samples.append(process_megabytes(pids))
-    return samples
+    pids, server = pids_of(stack), Server(stack.url)
+    form = replace(
+        FORM,
+        max_tokens=args.max_tokens,
+        further={"ignore_eos": True, "mm_processor_kwargs": {"max_pixels": _PIXELS_SEEN}},
+    )
 
-
-def _asker(client: httpx.Client, args: argparse.Namespace) -> Callable[[int], None]:
-    def ask_one(number: int) -> None:
+    def ask(number: int) -> None:
         width, height = _SIZES[number % len(_SIZES)]
         data = filmed_clip(number, width=width, height=height, num_frames=_FRAMES, fps=_FPS)
-        url = "data:video/mp4;base64," + base64.b64encode(data).decode()
-        answer = converse(
-            client,
-            [user_turn(url, f"What is clip {number} about?")],
-            speculative={"policy": "adaptive"},
-            max_tokens=args.max_tokens,
-            ignores_end=True,
-            further={"mm_processor_kwargs": {"max_pixels": _PIXELS_SEEN}},
-        )
+        question = question_about(f"What is clip {number} about?", data_url(data))
+        with closing(server.connect()) as connection:
+            answer = connection.ask(form.request(question, {"policy": "adaptive"}).body())
         assert answer.num_tokens == args.max_tokens, answer
 
-    return ask_one
+    with ThreadPoolExecutor(num_clients) as clients:
+        samples = (process_megabytes(pids) for _ in clients.map(ask, numbers))
+        return watched(samples, console, title=f"{num_clients} at a time", total=len(numbers))
 
 
 def process_megabytes(
     pids: Mapping[str, int], fields: Sequence[str] = WITHOUT_FILES
 ) -> dict[str, float]:
-    """Returns the memory of each process in megabytes; that of its children is added up as
+    """Returns the memory of each process in megabytes, and the memory of its children together as
     ``NAME's worker``. ``fields`` of /proc/PID/status are added up."""
     found: dict[str, float] = {}
     for name, pid in pids.items():
@@ -150,13 +143,6 @@ def growth(samples: Sequence[Mapping[str, float]], *, num_warm_up: int) -> list[
              "growth": after / before - 1.0}
         )  # fmt: skip
     return rows
-
-
-def _cells(row: Mapping[str, Any]) -> Iterator[str]:
-    yield row["process"]
-    yield from (f"{row[name]:,.0f}" for name in ("warm_mb", "end_mb"))
-    yield f"{row['growth']:+.1%}"
-    yield f"{row['largest_mb']:,.0f}"
 
 
 def _parse(argv: Sequence[str] | None) -> argparse.Namespace:

@@ -1,31 +1,30 @@
-"""Single runs of the benchmark, of hippo's systems and of the rivals; each returns plain data."""
+"""Stacks of the bundled pair, and runs of systems on clips, interleaved; runs are plain data."""
 
 from __future__ import annotations
 
-import json
 import os
-import subprocess
-import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 
-from bench.answers.measure import Record, measure
 from bench.answers.systems import System
-from bench.base.cells import LATENCY_COLUMNS, latency_rows
+from bench.base.cells import LATENCY_COLUMNS, cells
 from bench.base.clips import ClipFile
 from bench.base.environment import ROOT
 from bench.base.tables import wide_table
 from hippo.cli.stack import BUNDLED_PAIR, Stack, StackOptions, default_cores
 from hippo.client.figures import summarise
-from hippo.client.latency import num_answers
+from hippo.client.latency import Record, measure, num_answers
+from hippo.client.requests import Question, RequestForm, question_about
+from hippo.client.server import Server
 from hippo.client.tables import watched
 
 STACK_LOG = ROOT / "bench/out/stack.log"
+FORM = RequestForm(model="hippo", is_hippo=True)
+"""The form of requests to a gateway. A request reuses nothing that the server has cached."""
 
 
 def bundled_pair(dtype: str, **changes: Any) -> StackOptions:
@@ -69,7 +68,25 @@ def running_stack(
         yield stack
 
 
-def run_systems(
+def pids_of(stack: Stack) -> dict[str, int]:
+    """Returns the process ids of services and gateway."""
+    return {name: stack.child(name).pid for name in ("gateway", "draft", "target")}
+
+
+def questions_about(clips: Sequence[ClipFile]) -> list[Question]:
+    """Returns each clip's question, with the index as its seed."""
+    return [_question(clip, seed) for seed, clip in enumerate(clips)]
+
+
+def _question(clip: ClipFile, seed: int) -> Question:
+    asked = question_about(clip.question, str(clip.path), name=clip.path.name, seed=seed)
+    if clip.is_video_first:
+        return asked
+    (message,) = asked.messages
+    return replace(asked, messages=[{**message, "content": message["content"][::-1]}])
+
+
+def ask_systems(
     console: Console,
     url: str,
     clips: Sequence[ClipFile],
@@ -79,34 +96,36 @@ def run_systems(
     temperature: float = 0.0,
     num_repeats: int = 1,
     has_timeline: bool = False,
+) -> list[Record]:
+    """Returns the records of ``latency.measure``, and shows a progress bar meanwhile.
+
+    ``has_timeline`` keeps every verdict and block in an answer's figures.
+    """
+    form = replace(FORM, temperature=temperature, further={"return_timeline": has_timeline})
+    measured = measure(Server(url), form, questions_about(clips), systems, num_repeats=num_repeats)
+    return watched(measured, console, title=title, total=num_answers(systems, len(clips)))
+
+
+def run_systems(
+    console: Console,
+    url: str,
+    clips: Sequence[ClipFile],
+    systems: Sequence[System],
+    *,
+    title: str,
+    temperature: float = 0.0,
+    num_repeats: int = 1,
 ) -> tuple[list[Record], dict[str, Any]]:
-    """Measures the systems with a progress bar and prints their table; returns both as data."""
-    measured = measure(
-        url, clips, systems, temperature=temperature, num_repeats=num_repeats,
-        has_timeline=has_timeline,
+    """Measures the systems and prints their table; returns the records, and both as data."""
+    records = ask_systems(
+        console, url, clips, systems, title=title, temperature=temperature,
+        num_repeats=num_repeats,
     )  # fmt: skip
-    total = num_answers(systems, len(clips))
-    records = watched(measured, console, title=title, total=total)
     rows = summarise(records)
     title = f"{title}, {len(clips)} clips"
-    console.print(wide_table(title, LATENCY_COLUMNS, latency_rows(rows)))
+    console.print(wide_table(title, LATENCY_COLUMNS, cells(LATENCY_COLUMNS, rows)))
     return records, {
         "temperature": temperature,
         "summary": rows,
         "records": [record.as_dict() for record in records],
     }
-
-
-def run_transformers(
-    clips_folder: Path, *, core: int | None, dtype: str, num_clips: int
-) -> list[dict[str, Any]]:
-    """Times transformers' generate() on one core, alone and with an assistant model."""
-    goal = clips_folder / "rivals.json"
-    command = [
-        *(sys.executable, "-m", "bench.answers.rivals", "--clips", str(clips_folder)),
-        *("--cores", str(core or 0), "--dtype", dtype),
-        *("--num-clips", str(num_clips), "--out", str(goal)),
-    ]
-    subprocess.run(command, cwd=ROOT, check=True)
-    records: list[dict[str, Any]] = json.loads(goal.read_text(encoding="utf-8"))
-    return records

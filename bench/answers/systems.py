@@ -35,7 +35,7 @@ def systems(strategy: str, ratio: float) -> tuple[System, ...]:
 
 
 def is_preset_name(system: str) -> bool:
-    """Whether a system's name is that of a preset, which has a pruning of its own."""
+    """Whether a system is a preset, which has a pruning of its own."""
     return system.startswith("preset ")
 
 

@@ -1,137 +1,93 @@
-"""The cells of the results' tables, for the terminal and for the page."""
+"""The columns of the results' tables, for the terminal and for the page."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 from hippo.client.tables import interval, number
 
 Result = Mapping[str, Any]
+Columns = Mapping[str, Callable[[Any], str]]
+"""Makers of cells from a row's figures, by heading."""
 
-LOAD_COLUMNS = (
-    *("system", "clients", "tokens/s", "answers/s", "TTFT ms p50 / p99", "ms/token p50 / p99"),
-    *("gap ms p99 / max", "acceptance", "tokens/forward", "rows/forward", "sequences/forward"),
-    *("target busy (prefill)", "draft busy (prefill)", "CPU target, draft, gateway, clients"),
-    "equal",
-)
-LATENCY_COLUMNS = (
-    *("system", "decode", "slowest clip", "end to end", "ms/token", "TTFT ms", "tokens/forward"),
-    *("run length", "acceptance", "target waits ms", "dropped", "transport ms/round"),
-    *("step ms, target / draft", "equal"),
-)
-LEVEL_COLUMNS = (
-    *("draft", "prompts, dtype, T", "agreement", "run length", "tokens/forward"),
-    *("target-only ms/token", "serial (γ)", "vpsd (γ)", "adaptive", "end to end"),
-    *("over serial", "over vpsd", "least over the better"),
-    *("ideal", "of the ideal", "with messages", "of that", "equal"),
-)
-SERVER_COLUMNS = (
-    *("server", "cores of the target", "first token, ms", "ms/token", "end to end, ms"),
-    *("equal text", "8 clients: tokens/s", "8 clients: first token, ms", "8 clients: ms/token"),
-)
+LOAD_COLUMNS: Columns = {
+    "system": lambda row: row["system"],
+    "clients": lambda row: str(row["num_clients"]),
+    "tokens/s": lambda row: _throughput(row),
+    "answers/s": lambda row: f"{row['answers_per_s']:.1f}",
+    "TTFT ms p50 / p99": lambda row: f"{row['ttft_ms']['p50']:.0f} / {row['ttft_ms']['p99']:.0f}",
+    "ms/token p50 / p99": lambda row: f"{row['tpot_ms']['p50']:.2f} / {row['tpot_ms']['p99']:.2f}",
+    "gap ms p99 / max": lambda row: (
+        f"{row['gap_ms']['p99']:.0f} / {row['gap_ms']['max']:.0f}" if row["gap_ms"] else "-"
+    ),
+    "acceptance": lambda row: number(row["acceptance_rate"], ".3f"),
+    "tokens/forward": lambda row: f"{row['tokens_per_forward']:.2f}",
+    "equal": lambda row: equal(row),
+}
+LATENCY_COLUMNS: Columns = {
+    "system": lambda row: row["system"],
+    "decode": lambda row: interval(row["decode_speedup"]),
+    "slowest clip": lambda row: number(row["decode_speedup"]["minimum"], ".2f"),
+    "end to end": lambda row: interval(row["end_to_end_speedup"]),
+    "ms/token": lambda row: f"{row['decode_ms_per_token']:.2f}",
+    "TTFT ms": lambda row: f"{row['ttft_ms']:.0f}",
+    "tokens/forward": lambda row: number(row["mean_tokens_per_forward"], ".2f"),
+    "run length": lambda row: number(row["mean_run_length"], ".1f"),
+    "acceptance": lambda row: number(row["acceptance_rate"], ".3f"),
+    "target waits ms": lambda row: number(row["target_wait_ms"], ".0f"),
+    "dropped": lambda row: number(row["dropped_tokens"], ".0f"),
+    "transport ms/round": lambda row: number(row["transport_ms_per_round"], ".2f"),
+    "step ms, target / draft": lambda row: (
+        f"{number(row['target_step_ms'], '.2f')} / {number(row['draft_step_ms'], '.2f')}"
+    ),
+    "equal": lambda row: equal(row),
+}
+LEVEL_COLUMNS: Columns = {
+    "draft": lambda row: row["draft"],
+    "prompts, dtype, T": lambda row: f"{row['kind']}, {row['dtype']}, {row['temperature']:g}",
+    "agreement": lambda row: f"{row['agreement']:.1%}",
+    "run length": lambda row: f"{row['run_length']:.1f}",
+    "tokens/forward": lambda row: f"{row['tokens_per_forward']:.2f}",
+    "target-only ms/token": lambda row: f"{row['target_only_ms']:.2f}",
+    "serial (γ)": lambda row: _at_best(row["serial"]),
+    "vpsd (γ)": lambda row: _at_best(row["vpsd"]),
+    "adaptive": lambda row: interval(row["adaptive"]["decode"]),
+    "end to end": lambda row: f"{row['end_to_end']['mean']:.2f}",
+    "over serial": lambda row: interval(row["over_serial"]),
+    "over vpsd": lambda row: interval(row["over_vpsd"]),
+    "least over the better": lambda row: f"{row['least_over_better']:.2f}",
+    "equal": lambda row: equal(row),
+}
+
+
+def cells(columns: Columns, rows: Iterable[Result]) -> Iterator[list[str]]:
+    """Yields the cells of each row."""
+    return ([make(row) for make in columns.values()] for row in rows)
 
 
 def load_title(result: Result) -> str:
     """Returns the title of a load measurement."""
-    count = result.get("questions_per_clip", 1)
-    questions = f"{count} questions a clip, " if count > 1 else ""
     prompts = f"{result['kind']} prompts, {result['dtype']}, T={result['temperature']:g}"
-    return f"{prompts}, {questions}closed loop on two cores"
+    return f"{prompts}, closed loop on two cores"
 
 
-def load_rows(result: Result) -> Iterator[list[str]]:
-    """Yields a row, as in ``LOAD_COLUMNS``, for each system and number of clients."""
-    for line in result["loads"]:
-        services = line["services"]
-        target, draft, cpu = services["target"], services["draft"], services["cpu"]
-        gaps = line["gap_ms"]
-        low, high = line["tokens_per_s_range"]
-        spread = f" [{low:.0f}, {high:.0f}]" if line["num_runs"] > 1 else ""
-        yield [
-            line["system"],
-            str(line["num_clients"]),
-            f"{line['tokens_per_s']:.0f}{spread}",
-            f"{line['answers_per_s']:.1f}",
-            f"{line['ttft_ms']['p50']:.0f} / {line['ttft_ms']['p99']:.0f}",
-            f"{line['tpot_ms']['p50']:.2f} / {line['tpot_ms']['p99']:.2f}",
-            "-" if gaps is None else f"{gaps['p99']:.0f} / {gaps['max']:.0f}",
-            number(line["acceptance_rate"], ".3f"),
-            f"{line['tokens_per_forward']:.2f}",
-            number(target["rows_per_forward"], ".1f"),
-            number(target["sequences_per_forward"], ".1f"),
-            f"{target['busy']:.0%} ({target['prefill']:.0%})",
-            f"{draft['busy']:.0%} ({draft['prefill']:.0%})",
-            " ".join(f"{cpu[name]:.2f}" for name in ("target", "draft", "gateway", "clients")),
-            f"{line['num_equal']}/{line['num_answers']}",
-        ]
-
-
-def latency_rows(summary: Iterable[Result]) -> Iterator[list[str]]:
-    """Yields a row, as in ``LATENCY_COLUMNS``, for each system."""
-    for row in summary:
-        yield [
-            row["system"],
-            interval(row["decode_speedup"]),
-            number(row["decode_speedup"]["minimum"], ".2f"),
-            interval(row["end_to_end_speedup"]),
-            f"{row['decode_ms_per_token']:.2f}",
-            f"{row['ttft_ms']:.0f}",
-            number(row["mean_tokens_per_forward"], ".2f"),
-            number(row["mean_run_length"], ".1f"),
-            number(row["acceptance_rate"], ".3f"),
-            number(row["target_wait_ms"], ".0f"),
-            number(row["dropped_tokens"], ".0f"),
-            number(row["transport_ms_per_round"], ".2f"),
-            f"{number(row['target_step_ms'], '.2f')} / {number(row['draft_step_ms'], '.2f')}",
-            f"{row['num_equal']}/{row['num_answers']}",
-        ]
-
-
-def level_rows(result: Result) -> Iterator[list[str]]:
-    """Yields a row, as in ``LEVEL_COLUMNS``, for each draft and setting."""
-    for line in result["levels"]:
-        yield [
-            line["draft"],
-            f"{line['kind']}, {line['dtype']}, {line['temperature']:g}",
-            f"{line['agreement']:.1%}",
-            f"{line['run_length']:.1f}",
-            f"{line['tokens_per_forward']:.2f}",
-            f"{line['target_only_ms']:.2f}",
-            *(
-                f"{line[name]['decode']['mean']:.2f} ({line[name]['gamma']})"
-                for name in ("serial", "vpsd")
-            ),
-            interval(line["adaptive"]["decode"]),
-            f"{line['end_to_end']['mean']:.2f}",
-            interval(line["over_serial"]),
-            interval(line["over_vpsd"]),
-            f"{line['least_over_better']:.2f}",
-            f"{line['ideal']:.2f}",
-            f"{line['of_ideal']:.0%}",
-            f"{line['with_messages']:.2f}",
-            f"{line['of_with_messages']:.0%}",
-            f"{line['num_equal']}/{line['num_answers']}",
-        ]
-
-
-def server_rows(result: Result) -> Iterator[list[str]]:
-    """Yields a row, as in ``SERVER_COLUMNS``, for each server."""
-    for line in result["servers"]:
-        yield [
-            line["name"],
-            line["devices"],
-            f"{line['ttft_ms']['mean']:.0f}",
-            interval(line["tpot_ms"]),
-            f"{line['end_to_end_ms']['mean']:.0f}",
-            f"{line['num_equal']}/{result['num_clips']}",
-            f"{line['loaded_tokens_per_s']:.0f}",
-            f"{line['loaded_ttft_ms']:.0f}",
-            f"{line['loaded_tpot_ms']:.2f}",
-        ]
+def equal(row: Result) -> str:
+    """Formats the number of answers that equal target-only's."""
+    return f"{row['num_equal']}/{row['num_answers']}"
 
 
 def percent(value: Mapping[str, float], *, is_signed: bool = False) -> str:
     """Formats a share and half of its interval in percent."""
     half = 50 * (value["high"] - value["low"])
     return f"{100 * value['mean']:{'+.2f' if is_signed else '.2f'}} ±{half:.2f}"
+
+
+def _throughput(row: Result) -> str:
+    low, high = row["tokens_per_s_range"]
+    spread = f" [{low:.0f}, {high:.0f}]" if row["num_runs"] > 1 else ""
+    return f"{row['tokens_per_s']:.0f}{spread}"
+
+
+def _at_best(policy: Result) -> str:
+    return f"{policy['decode']['mean']:.2f} ({policy['gamma']})"

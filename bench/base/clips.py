@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import json
+import base64
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -24,14 +24,13 @@ def held_out_clips(folder: Path, *, kind: Kind, num_clips: int) -> list[ClipFile
     from demo.world.clips import write_bench_clips
 
     folder.mkdir(parents=True, exist_ok=True)
-    write_bench_clips(folder, num_clips=num_clips, kind=kind)
-    return read_clips(folder)
+    written = write_bench_clips(folder, num_clips=num_clips, kind=kind)
+    return [ClipFile(folder / facts.file, facts.question) for facts in written]
 
 
-def read_clips(folder: Path) -> list[ClipFile]:
-    """Returns the clips that ``held_out_clips`` wrote to ``folder``."""
-    facts = json.loads((folder / "facts.json").read_text(encoding="utf-8"))
-    return [ClipFile(folder / entry["file"], entry["question"]) for entry in facts]
+def data_url(clip: bytes) -> str:
+    """Returns an mp4 file as a data: URL."""
+    return "data:video/mp4;base64," + base64.b64encode(clip).decode()
 
 
 def filmed_clip(number: int, *, width: int, height: int, num_frames: int, fps: int = 30) -> bytes:

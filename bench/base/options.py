@@ -45,7 +45,7 @@ def add_out(parser: argparse.ArgumentParser, name: str) -> None:
 def new_result(module: str, argv: Sequence[str] | None, **facts: Any) -> dict[str, Any]:
     """Returns the command and the environment of a measurement, and ``facts``.
 
-    ``argv`` are the arguments of ``python -m MODULE``; None: those of this process.
+    ``argv`` are the arguments of ``python -m MODULE``; None: the arguments of this process.
     """
     command = shlex.join(["python", "-m", module, *(sys.argv[1:] if argv is None else argv)])
     return {"command": command, "environment": describe_environment(), **facts}

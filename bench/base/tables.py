@@ -19,11 +19,11 @@ def wide_console() -> Console:
     return console
 
 
-def wide_table(title: str, columns: Sequence[str], rows: Iterable[Sequence[str]]) -> Table:
+def wide_table(title: str, columns: Iterable[str], rows: Iterable[Sequence[str]]) -> Table:
     """Returns a table with names in its first column and numbers in the others."""
     shown = Table(title=title, title_justify="left")
     for column in columns:
-        shown.add_column(column, justify="left" if column == columns[0] else "right")
+        shown.add_column(column, justify="right" if shown.columns else "left")
     for cells in rows:
         shown.add_row(*cells)
     return shown

@@ -1,1 +1,1 @@
-"""Drafts of lower agreement, their traces, and what is possible with them."""
+"""Drafts of lower agreement, and what their agreement gives."""

@@ -7,7 +7,7 @@ machine's speed. Printed are the agreement, and of the wrong tokens the share of
 second choice is right (``_SECOND_RIGHT`` of the simulator); for greedy answers, also the share
 after which the draft goes on with the target's next token nevertheless (``_FIT``), and at a
 temperature, the agreement at each sharpness of the draft's choices. The file has one line of JSON
-per clip; a run that was interrupted continues.
+per clip.
 """
 
 from __future__ import annotations
@@ -15,21 +15,21 @@ from __future__ import annotations
 import json
 import tempfile
 from collections.abc import Sequence
+from itertools import product
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import torch
 from rich.console import Console
 from tokenizers import Tokenizer
 
-from bench.base.clips import ClipFile, Kind, held_out_clips
-from bench.base.environment import ROOT
-from bench.base.options import parser_of
-from bench.drafts.traces import MAX_TOKENS, target_output
+from bench.base.clips import ClipFile, held_out_clips
+from bench.base.options import add_out, names, parser_of
+from bench.drafts.teacher import MAX_TOKENS, target_output
 from bench.drafts.weaker import BUNDLED, HELP, find_draft
 from demo.world.clips import read_facts
 from hippo.cli.stack import BUNDLED_PAIR
-from hippo.client.tables import progress_bar
+from hippo.client.tables import tracked
 from hippo.lab.commands.scoring import decode
 from hippo.models.interface.base import (
     AttentionTap,
@@ -53,7 +53,6 @@ from hippo.types import (
     TextPart,
 )
 
-AGREEMENT = ROOT / "bench/out/agreement.jsonl"
 _RATIOS = {"short": 0.0, "long": 0.9}  # as in `python -m bench`
 _SHARPER = tuple(f"sharpness {sharpness:g}" for sharpness in SHARPNESSES[1:])
 
@@ -62,59 +61,49 @@ def main(argv: Sequence[str] | None = None) -> None:
     """Writes a line for each clip, dtype and kind of prompt."""
     parser = parser_of("bench.drafts.agreement", __doc__)
     parser.add_argument("--draft-model", default=BUNDLED, help=HELP)
-    parser.add_argument("--kinds", default="short", help="short, long (default: short)")
-    parser.add_argument("--dtypes", default="float32,bfloat16,float16")
+    parser.add_argument("--kinds", type=names, default=["short"], help="short, long")
+    parser.add_argument("--dtypes", type=names, default=["float32", "bfloat16", "float16"])
     parser.add_argument("--num-clips", type=int, default=20)
     parser.add_argument("--temperature", type=float, default=0.0)
-    parser.add_argument("--out", type=Path, default=AGREEMENT)
+    add_out(parser, "agreement.jsonl")
     args = parser.parse_args(argv)
-    args.out.parent.mkdir(parents=True, exist_ok=True)
-    known = {_key(line) for line in read_agreement(args.out)} if args.out.exists() else set()
     console = Console()
     torch.set_num_threads(1)
-    for dtype in args.dtypes.split(","):
-        target = load_model(LoadPlan(str(BUNDLED_PAIR / "target"), dtype=dtype))
-        for kind in args.kinds.split(","):
-            with tempfile.TemporaryDirectory() as folder, progress_bar(console) as progress:
-                clips = held_out_clips(
-                    Path(folder) / "clips", kind=cast(Kind, kind), num_clips=args.num_clips
-                )
-                answers = [facts.answer for facts in read_facts(Path(folder) / "clips")]
-                model = find_draft(args.draft_model, Path(folder), cast(Kind, kind))
-                draft = load_model(LoadPlan(model, auto_is_half=True))  # as the draft service does
-                todo = list(zip(clips, answers, strict=True))
-                tracked = progress.track(todo, description=f"{kind}, {dtype}")
-                for number, (clip, answer) in enumerate(tracked):
-                    line = {"draft": args.draft_model, "kind": kind, "dtype": dtype}
-                    line |= {"draft_dtype": draft.info.dtype, "temperature": args.temperature}
-                    line |= {"clip": clip.path.name}
-                    if _key(line) in known:
-                        continue
-                    params = SamplingParams(temperature=args.temperature, seed=number)
-                    line |= agreement(target, draft, clip, answer, params, ratio=_RATIOS[kind])
-                    with args.out.open("a", encoding="utf-8") as file:
-                        file.write(json.dumps(line) + "\n")
-    marks: dict[tuple[str, ...], dict[str, str]] = {}
-    for line in read_agreement(args.out):
-        sums = marks.setdefault(_key(line)[:-1], {})
-        for name in ("agrees", "seconds", "fits", *_SHARPER):
-            sums[name] = sums.get(name, "") + line.get(name, "")
-    for key, sums in marks.items():
-        shares = {name: found.count("1") / len(found) for name, found in sums.items() if found}
-        said = f"{' '.join(key)}: {shares['agrees']:.1%}"
-        for name in _SHARPER:
-            said += f", {name} {shares[name]:.1%}" if name in shares else ""
-        if "seconds" in shares:
-            said += f"; of wrong tokens {shares['seconds']:.0%} are the second choice"
-        if "fits" in shares:
-            said += f"; {shares['fits']:.0%} of broken runs fit on"
-        console.print(said, soft_wrap=True)
+    with tempfile.TemporaryDirectory() as folder, args.out.open("w", encoding="utf-8") as file:
+        for dtype, kind in product(args.dtypes, args.kinds):
+            target = load_model(LoadPlan(str(BUNDLED_PAIR / "target"), dtype=dtype))
+            model = find_draft(args.draft_model, Path(folder) / dtype, kind)
+            draft = load_model(LoadPlan(model, auto_is_half=True))  # as the draft service does
+            clips = held_out_clips(Path(folder) / kind, kind=kind, num_clips=args.num_clips)
+            answers = [facts.answer for facts in read_facts(Path(folder) / kind)]
+            facts = {"draft": args.draft_model, "kind": kind, "dtype": dtype}
+            facts |= {"draft_dtype": draft.info.dtype, "temperature": args.temperature}
+            lines = []
+            todo = tracked(clips, console, title=f"{kind}, {dtype}", total=len(clips))
+            for number, (clip, answer) in enumerate(zip(todo, answers, strict=True)):
+                params = SamplingParams(temperature=args.temperature, seed=number)
+                found = agreement(target, draft, clip, answer, params, ratio=_RATIOS[kind])
+                lines.append({**facts, "clip": clip.path.name, **found})
+                file.write(json.dumps(lines[-1]) + "\n")
+            console.print(f"{kind}, {dtype}: {_described(lines)}", soft_wrap=True)
     console.print(f"written to {args.out}")
 
 
-def read_agreement(path: Path) -> list[dict[str, Any]]:
-    """Returns the lines of a file that ``main`` wrote."""
-    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+def _described(lines: Sequence[dict[str, Any]]) -> str:
+    """Returns a sentence on the shares of the marks of all clips."""
+    marks = {
+        name: "".join(line.get(name, "") for line in lines)
+        for name in ("agrees", *_SHARPER, "seconds", "fits")
+    }
+    shares = {name: found.count("1") / len(found) for name, found in marks.items() if found}
+    said = f"{shares['agrees']:.1%}"
+    for name in _SHARPER:
+        said += f", {name} {shares[name]:.1%}" if name in shares else ""
+    if "seconds" in shares:
+        said += f"; of wrong tokens {shares['seconds']:.0%} are the second choice"
+    if "fits" in shares:
+        said += f"; {shares['fits']:.0%} of broken runs fit on"
+    return said
 
 
 @torch.inference_mode()
@@ -196,12 +185,6 @@ def _broken_runs_that_fit(
             marks += "01"[int(draft.forward(step).argmax(-1)[-1]) == output[index + 1]]
             draft.forward(StepPlan((SequenceRows(0, index, (output[index],)),)))
     return marks
-
-
-def _key(line: dict[str, Any]) -> tuple[str, ...]:
-    temperature = f"T={line.get('temperature', 0.0):g}"
-    names = ("draft", "kind", "dtype", "draft_dtype")
-    return (*(str(line[name]) for name in names), temperature, line["clip"])
 
 
 if __name__ == "__main__":

@@ -5,8 +5,7 @@ The drafts are the bundled one and two weaker ones made from it (bench.drafts.we
 short and long prompts, greedily and at a temperature, in float32 and bfloat16. One run of each
 answer under serial and vpsd decoding finds the best of several draft lengths. Further runs then
 compare adaptive with both at these lengths, because the best of many noisy measurements is too
-good. A row of the table tells this, and the ideal pipeline (bench.drafts.ideal) for the same
-answers.
+good.
 
     python -m bench.drafts.levels                    all: a hundred minutes on two idle cores
     python -m bench.drafts.levels --drafts 93% --kinds short --dtypes float32 --temperatures 0
@@ -17,36 +16,25 @@ from __future__ import annotations
 import argparse
 import statistics
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
+from itertools import product
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
-
-from bench.answers.measure import measure
-from bench.answers.runs import bundled_pair, running_stack
+from bench.answers.runs import ask_systems, bundled_pair, running_stack
 from bench.answers.systems import policy_of, systems
-from bench.base.cells import LEVEL_COLUMNS, level_rows
-from bench.base.clips import ClipFile, Kind, held_out_clips
+from bench.base.cells import LEVEL_COLUMNS, cells
+from bench.base.clips import Kind, held_out_clips
 from bench.base.options import add_out, names, new_result, numbers, parser_of, write_result
 from bench.base.tables import wide_console, wide_table
-from bench.drafts.ideal import (
-    ideal_speedup,
-    machine_of,
-    measured_machine,
-    simulated_lines,
-    trace_of,
-)
 from bench.drafts.weaker import BUNDLED, HELP, find_draft
 from hippo.client.figures import spread
-from hippo.client.latency import TARGET_ONLY, Record, System, num_answers
-from hippo.client.tables import watched
-from hippo.lab.simulation.traces import mean_agreement
+from hippo.client.latency import TARGET_ONLY, Record, System
 
 _RATIO = 0.9  # share pruned on long prompts
-_GAMMAS = (5, 7, 10, 15, 20, 30)  # of serial and vpsd
+_GAMMAS = (5, 7, 10, 15, 20, 30)  # for serial and vpsd
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -55,7 +43,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     console = wide_console()
     result = new_result("bench.drafts.levels", argv, levels=[])
     pair = bundled_pair("float32")  # pins this process, so only once
-    for draft, kind, dtype in _stacks(args):
+    for draft, kind, dtype in product(args.drafts, args.kinds, args.dtypes):
         with tempfile.TemporaryDirectory() as folder:
             clips = held_out_clips(Path(folder) / "clips", kind=kind, num_clips=args.num_clips)
             model = find_draft(draft, Path(folder), kind)
@@ -63,39 +51,20 @@ def main(argv: Sequence[str] | None = None) -> None:
             with running_stack(options) as stack:
                 for temperature in args.temperatures:
                     ask = partial(
-                        _ask, stack.url, clips, console, temperature=temperature,
+                        ask_systems, console, stack.url, clips, temperature=temperature,
                         title=f"{draft}, {kind} prompts, {dtype}, T={temperature:g}",
                     )  # fmt: skip
                     every = _systems(kind)
-                    tried = ask(every, num_repeats=1)
-                    best = best_systems(tried).values()
+                    best = best_systems(ask(every)).values()
                     compared = [each for each in every if each.name in best]
                     records = ask(compared, num_repeats=args.repeats)
                     facts = {"draft": draft, "kind": kind, "dtype": dtype}
                     sizes = {"temperature": temperature, "num_clips": len(clips)}
-                    result["levels"].append({**facts, **sizes, **level(records, tried)})
+                    result["levels"].append({**facts, **sizes, **level(records)})
                     write_result(args.out, result)
-    result["simulated"] = _simulated(result["levels"])
-    write_result(args.out, result)
-    console.print(wide_table("levels of agreement", LEVEL_COLUMNS, level_rows(result)))
+    rows = cells(LEVEL_COLUMNS, result["levels"])
+    console.print(wide_table("levels of agreement", LEVEL_COLUMNS, rows))
     console.print(f"written to {args.out}")
-
-
-def _ask(
-    url: str,
-    clips: Sequence[ClipFile],
-    console: Console,
-    systems: Sequence[System],
-    *,
-    temperature: float,
-    num_repeats: int,
-    title: str,
-) -> list[Record]:
-    """Returns records with timelines, and shows the progress."""
-    measured = measure(
-        url, clips, systems, temperature=temperature, num_repeats=num_repeats, has_timeline=True
-    )
-    return watched(measured, console, title=title, total=num_answers(systems, len(clips)))
 
 
 def best_systems(records: Sequence[Record]) -> dict[str, str]:
@@ -109,41 +78,27 @@ def best_systems(records: Sequence[Record]) -> dict[str, str]:
     return best
 
 
-def level(records: Sequence[Record], tried: Sequence[Record]) -> dict[str, Any]:
-    """Returns the figures of one draft at one setting, from records with timelines.
-
-    ``records`` are of target-only, adaptive, and serial and vpsd at one length each. ``tried`` are
-    of the same questions at all lengths; only step times and traces are also taken from these.
-    """
+def level(records: Sequence[Record]) -> dict[str, Any]:
+    """Returns the figures of one draft at one setting, from records of target-only, adaptive, and
+    serial and vpsd at one length each. Vpsd always drafts ahead, so its answers tell on how many
+    tokens draft and target agree."""
     best, by_system = best_systems(records), _by_system(records)
     adaptive, serial, vpsd = (by_system[best[name]] for name in ("adaptive", "serial", "vpsd"))
-    everything = (*records, *tried)
 
     def ratios(others: dict[str, Record]) -> list[float]:
         return [adaptive[clip].decode_speedup / others[clip].decode_speedup for clip in adaptive]
 
-    traces = [
-        trace_of(record, (each for each in everything if each.clip == clip))
-        for clip, record in vpsd.items()
-    ]
-    machine = measured_machine(everything)
-    seconds = [(each.baseline_decode_s, each.answer.decode_s) for each in adaptive.values()]
-    alone_s, together_s = map(sum, zip(*seconds, strict=True))
-    ideal = ideal_speedup(traces, machine.ideal())
-    with_messages = ideal_speedup(traces, machine)
     figures = [record.figures for record in adaptive.values()]
+    num_tokens = sum(record.answer.num_tokens for record in vpsd.values())
+    drafted = [record for record in records if record.system != TARGET_ONLY]
     return {
-        "agreement": mean_agreement(traces),
+        "agreement": 1 - sum(each.figures["num_rejections"] for each in vpsd.values()) / num_tokens,
         "run_length": statistics.fmean(each["mean_run_length"] for each in figures),
         "tokens_per_forward": statistics.fmean(each["mean_tokens_per_forward"] for each in figures),
         "target_only_ms": 1e3
         * statistics.fmean(
             record.answer.decode_s_per_token for record in records if record.system == TARGET_ONLY
         ),
-        "step_ms": {
-            "draft": machine.draft.ms(1, 0),
-            "target": {str(rows): round(machine.target.ms(rows, 0), 3) for rows in range(1, 33)},
-        },
         **{
             name: {"gamma": policy_of(best[name]).gamma, "decode": spread(_speedups(found))}
             for name, found in (("serial", serial), ("vpsd", vpsd), ("adaptive", adaptive))
@@ -152,13 +107,8 @@ def level(records: Sequence[Record], tried: Sequence[Record]) -> dict[str, Any]:
         "over_serial": spread(ratios(serial)),
         "over_vpsd": spread(ratios(vpsd)),
         "least_over_better": min(map(min, zip(ratios(serial), ratios(vpsd), strict=True))),
-        "ideal": ideal,
-        "of_ideal": alone_s / together_s / ideal,
-        "with_messages": with_messages,
-        "of_with_messages": alone_s / together_s / with_messages,
-        "leg_ms": machine.leg_ms,
-        "num_equal": sum(record.is_equal for record in records if record.system != TARGET_ONLY),
-        "num_answers": sum(record.system != TARGET_ONLY for record in records),
+        "num_equal": sum(record.is_equal for record in drafted),
+        "num_answers": len(drafted),
     }
 
 
@@ -178,28 +128,6 @@ def _mean(records: Mapping[str, Record]) -> float:
     return statistics.fmean(_speedups(records))
 
 
-def _simulated(levels: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """Returns the simulator's lines for each kind of prompt, with the step times of its first row
-    and without overhead."""
-    shares = (0.8, 0.85, 0.88, 0.91, 0.94, 0.97, 0.985)
-    lines: dict[str, Any] = {}
-    for row in levels:
-        steps = row["step_ms"]
-        machine = machine_of({int(k): ms for k, ms in steps["target"].items()}, steps["draft"])
-        if row["kind"] not in lines:
-            lines[row["kind"]] = {"agreement": shares, **simulated_lines(machine, shares)}
-    return lines
-
-
-def _stacks(args: argparse.Namespace) -> Iterator[tuple[str, Kind, str]]:
-    return (
-        (draft, kind, dtype)
-        for draft in args.drafts
-        for kind in args.kinds
-        for dtype in args.dtypes
-    )
-
-
 def _systems(kind: Kind) -> list[System]:
     every = systems(*(("holistic", _RATIO) if kind == "long" else ("none", 0.0)))
     lengths = [f"{policy} γ={gamma}" for policy in ("serial", "vpsd") for gamma in _GAMMAS]
@@ -217,8 +145,7 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
     add("--num-clips", type=int, default=6, help="held-out clips per kind")
     add("--repeats", type=int, default=3, help="compared runs of an answer; the median one counts")
     add_out(parser, "levels.json")
-    args = parser.parse_args(argv)
-    return args
+    return parser.parse_args(argv)
 
 
 if __name__ == "__main__":

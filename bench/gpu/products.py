@@ -13,7 +13,15 @@ from bench.gpu.steps import copy_bandwidth
 from hippo.catalog.sizes import ModelShape
 from hippo.models.quantized.packed import make_packed
 
-PRODUCT_COLUMNS = ("product", "form", "weight", "rows", "µs", "floor µs")
+PRODUCT_COLUMNS = {
+    "product": ("product", ""),
+    "form": ("form", ""),
+    "height": ("height", ",d"),
+    "width": ("width", ",d"),
+    "rows": ("rows", "d"),
+    "µs": ("us", ".1f"),
+    "floor µs": ("floor_us", ".1f"),
+}
 _NUM_CALLS, _NUM_REPLAYS = 5, 5
 
 Product = Callable[[torch.Tensor], torch.Tensor]
@@ -53,13 +61,6 @@ def product_rows(
                 }
             del product
             torch.cuda.empty_cache()
-
-
-def product_cells(row: dict[str, Any]) -> list[str]:
-    """Returns the cells of PRODUCT_COLUMNS."""
-    size = f"{row['height']:,} x {row['width']:,}"
-    times = (f"{row['us']:.1f}", f"{row['floor_us']:.1f}")
-    return [row["product"], row["form"], size, str(row["rows"]), *times]
 
 
 def _forms(

@@ -21,12 +21,18 @@ from hippo.models.interface.plan import LoadPlan
 from hippo.models.load import load_model
 from hippo.models.loading.placement import parse_device
 
-STEP_COLUMNS = (
-    "model", "steps", "context", "rows", "ms", "host ms", "kernels", "busy ms", "floor ms",
-    "over the floor",
-)  # fmt: skip
-_BITS = {"nf4": 4.25, "int8": 8.0}  # of a weight, scales included
-_NUM_NAMED = 8  # kernels
+STEP_COLUMNS = {
+    "model": ("model", ""),
+    "steps": ("steps", ""),
+    "context": ("context", ",d"),
+    "rows (-: prefill)": ("rows", "d"),
+    "ms": ("ms", ".3f"),
+    "host ms": ("host_ms", ".3f"),
+    "kernels": ("num_kernels", "d"),
+    "busy ms": ("busy_ms", ".3f"),
+    "floor ms": ("floor_ms", ".3f"),
+    "over the floor": ("over_floor", ".2f"),
+}
 _ROOM = 64  # free tokens behind a context
 _COPY_BYTES = {"cuda": 4 * GIB, "cpu": GIB // 8}
 
@@ -41,14 +47,12 @@ def step_rows(
     rows: Sequence[int],
     seconds: float,
     bandwidth: float,
-    quantization: str | None = None,
 ) -> Iterator[dict[str, Any]]:
-    """Loads the model, quantised if ``quantization`` says how, and yields the time of each prefill
-    and step, in milliseconds.
+    """Loads the model and yields the time of each prefill and step, in milliseconds.
 
     ``host_ms`` pass until the host has queued a step; if that is nearly ``ms``, the device waits
-    for the host. ``num_kernels`` run for ``busy_ms`` in sum, as torch's profiler sees one call;
-    ``kernels`` are those that take longest. A step's floor is the time to read the weights of
+    for the host. ``num_kernels`` run for ``busy_ms`` in sum, as torch's profiler sees one call. A
+    step's floor is the time to read the weights of
     layers and head and the cached keys and values once, at ``bandwidth`` bytes a second.
     ``seconds`` are spent on each figure.
     """
@@ -58,14 +62,13 @@ def step_rows(
         dtype=dtype,
         max_context_length=max(contexts) + _ROOM,
         cuda_graphs="on" if has_graphs else "off",
-        quantization=quantization,
     )
     model = load_model(plan)
     assert isinstance(model, CachedModel)
     num_graphs = list(model.capture_steps())
     if has_graphs and not num_graphs:
         raise RuntimeError(f"no step of {folder} was captured as a CUDA graph")
-    shape = find_shape(str(folder), layer_bits=_BITS.get(quantization or ""))
+    shape = find_shape(str(folder))
     kind = "graphs" if has_graphs else "eager"
     try:
         for context in contexts:
@@ -95,7 +98,14 @@ def _rows_of(
     fill()
     facts = {"steps": kind, "context": context}
     timed = median_ms(fill, device, seconds=0.0)
-    yield {**facts, "rows": None, **timed, **kernels_of(fill, device), "floor_ms": None}
+    yield {
+        **facts,
+        "rows": None,
+        **timed,
+        **kernels_of(fill, device),
+        "floor_ms": None,
+        "over_floor": None,
+    }
     num_bytes = shape.num_shared_parameters * (
         bytes_each if shape.layer_bits is None else shape.layer_bits / 8
     )
@@ -109,24 +119,9 @@ def _rows_of(
 
         step()
         timed = {**median_ms(step, device, seconds=seconds), **kernels_of(step, device)}
-        yield {**facts, "rows": count, **timed, "floor_ms": 1e3 * num_bytes / bandwidth}
-
-
-def step_cells(model: str, row: dict[str, Any]) -> list[str]:
-    """Returns the cells of STEP_COLUMNS."""
-    floor = row["floor_ms"]
-    return [
-        model,
-        row["steps"],
-        f"{row['context']:,}",
-        "prefill" if row["rows"] is None else str(row["rows"]),
-        f"{row['ms']:.3f}",
-        f"{row['host_ms']:.3f}",
-        "-" if row["num_kernels"] is None else str(row["num_kernels"]),
-        "-" if row["busy_ms"] is None else f"{row['busy_ms']:.3f}",
-        "-" if floor is None else f"{floor:.3f}",
-        "-" if floor is None else f"{row['ms'] / floor:.2f}",
-    ]
+        floor_ms = 1e3 * num_bytes / bandwidth
+        floor = {"floor_ms": floor_ms, "over_floor": timed["ms"] / floor_ms}
+        yield {**facts, "rows": count, **timed, **floor}
 
 
 def median_ms(
@@ -150,23 +145,15 @@ def median_ms(
 def kernels_of(action: Callable[[], object], device: torch.device) -> dict[str, Any]:
     """Returns what torch's profiler sees of one call on a GPU; None for each figure on a CPU."""
     if device.type != "cuda":
-        return {"num_kernels": None, "busy_ms": None, "kernels": None}
+        return {"num_kernels": None, "busy_ms": None}
     activities = [torch.profiler.ProfilerActivity.CUDA]
     with torch.profiler.profile(activities=activities) as profiler:
         action()
         _synchronize(device)
-    seen = [
-        (event.key, event.count, event.self_device_time_total / 1e3)
-        for event in profiler.key_averages()
-        if event.device_type == DeviceType.CUDA
-    ]
-    seen.sort(key=lambda each: -each[2])
+    seen = [each for each in profiler.key_averages() if each.device_type == DeviceType.CUDA]
     return {
-        "num_kernels": sum(count for _, count, _ in seen),
-        "busy_ms": sum(ms for _, _, ms in seen),
-        "kernels": [
-            {"name": name[:120], "count": count, "ms": ms} for name, count, ms in seen[:_NUM_NAMED]
-        ],
+        "num_kernels": sum(event.count for event in seen),
+        "busy_ms": sum(event.self_device_time_total for event in seen) / 1e3,
     }
 
 

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from bench.base.environment import ROOT
-from bench.pages.metrics_page import between_markers
+from bench.pages.markers import between_markers
 from hippo.catalog.public_models import PUBLIC_CONFIGS
 from hippo.client.tables import markdown
 from hippo.models.load import FAMILIES

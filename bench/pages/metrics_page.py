@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from bench.base.environment import ROOT
+from bench.pages.markers import between_markers
 from hippo.metrics import GATEWAY_METRICS, SERVICE_METRICS, VLLM_METRICS
 from hippo.metrics.spec import Kind, Label, Metric
 from hippo.metrics.vllm import MODEL_NAME
@@ -22,17 +23,6 @@ def with_tables(text: str) -> str:
     for name, metrics in _TABLES.items():
         text = between_markers(text, name, _table(metrics))
     return text
-
-
-def between_markers(text: str, name: str, body: str) -> str:
-    """Returns ``text`` with ``body`` between the markers of ``name``. Raises ValueError if they are
-    missing."""
-    begin, end = f"<!-- {name}: begin -->\n", f"<!-- {name}: end -->\n"
-    before, has_begin, rest = text.partition(begin)
-    _, has_end, after = rest.partition(end)
-    if not (has_begin and has_end):
-        raise ValueError(f"{begin.strip()} and {end.strip()} are missing")
-    return before + begin + body + end + after
 
 
 def _table(metrics: Sequence[Metric]) -> str:

@@ -8,35 +8,25 @@ of bench/out). Results in docs/results.json without a new file stay.
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from bench.answers.systems import TARGET_ONLY, is_preset_name
-from bench.base.cells import (
-    LATENCY_COLUMNS,
-    LEVEL_COLUMNS,
-    LOAD_COLUMNS,
-    SERVER_COLUMNS,
-    latency_rows,
-    level_rows,
-    load_rows,
-    load_title,
-    server_rows,
-)
+from bench.base.cells import LATENCY_COLUMNS, LEVEL_COLUMNS, LOAD_COLUMNS, cells, load_title
 from bench.base.environment import ROOT
 from bench.base.options import parser_of
-from bench.pruning.plots import DRAWERS
+from bench.pages.markers import rewrite
+from bench.pruning.plots import draw_ratio
 from bench.pruning.tables import markdown_tables
 from hippo.client.tables import interval, markdown
-from hippo.lab.benchmark.plots import draw_levels, draw_load, draw_speedups
+from hippo.lab.benchmark.plots import draw_load, draw_speedups
 
 Result = Mapping[str, Any]
 
-PRUNING = ("services", "ratio", "ablation", "bias", "frames", "confirm")  # of docs/pruning.md
+PRUNING = ("services", "ratio", "ablation", "bias", "frames", "confirm")  # shown in docs/pruning.md
 NAMES = (
-    *("levels", "levels-again", "servers", "short", "half", "long", "random"),
+    *("levels", "levels-again", "short", "half", "long", "random"),
     *("load", "load-bfloat16", "load-long"),
     *PRUNING,
 )
@@ -60,10 +50,10 @@ def main(argv: Sequence[str] | None = None) -> None:
         results[path.stem] = _without_records(json.loads(path.read_text(encoding="utf-8")))
     results = {name: results[name] for name in NAMES if name in results}
     kept.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
-    replace_measured(_DOCS / "results.md", page(results))
-    replace_measured(_DOCS / "pruning.md", pruning_page(results))
+    rewrite(_DOCS / "results.md", "measured", page(results))
+    rewrite(_DOCS / "pruning.md", "measured", pruning_page(results))
     draw(results, _DOCS)
-    replace_measured(ROOT / "README.md", readme_lines(results))
+    rewrite(ROOT / "README.md", "measured", readme_lines(results))
 
 
 def page(results: Mapping[str, Result]) -> str:
@@ -83,18 +73,8 @@ def draw(results: Mapping[str, Result], folder: Path) -> None:
     draw_speedups(picture["summary"], folder / "speedup.svg", title=_run_title(picture))
     if "load" in results:
         draw_load(results["load"]["loads"], folder / "load.svg", title=load_title(results["load"]))
-    if "levels" in results:
-        levels, simulated = results["levels"]["levels"], results["levels"]["simulated"]
-        first = levels[0]
-        shown = [
-            row
-            for row in levels
-            if (row["dtype"], row["temperature"]) == (first["dtype"], first["temperature"])
-        ]
-        draw_levels(shown, simulated, folder / "levels.svg")
-    for name, drawer in DRAWERS.items():
-        if name in results:
-            drawer(results[name], folder / f"pruning-{name}.svg")
+    if "ratio" in results:
+        draw_ratio(results["ratio"], folder / "pruning-ratio.svg")
 
 
 def environment_line(environment: Result) -> str:
@@ -111,26 +91,13 @@ def machine_line(environment: Result) -> str:
     )
 
 
-def replace_measured(path: Path, body: str, *, name: str = "measured") -> None:
-    """Puts ``body`` between the markers ``name`` of a file. Raises SystemExit if it has none."""
-    begin, end = f"<!-- {name}: begin -->", f"<!-- {name}: end -->"
-    text = path.read_text(encoding="utf-8")
-    pattern = re.compile(f"{re.escape(begin)}.*{re.escape(end)}", re.DOTALL)
-    if not pattern.search(text):
-        raise SystemExit(f"{path} has no markers {begin} ... {end}")
-    path.write_text(pattern.sub(lambda _: f"{begin}\n{body}\n{end}", text), encoding="utf-8")
-
-
 def fastest_short_run(results: Mapping[str, Result]) -> Any:
     """Returns the greedy run on short prompts with the fastest target-only decoding."""
     runs = [
         run
         for result in results.values()
         for run in result.get("runs", ())
-        if run["kind"] == "short"
-        and "rival" not in run
-        and run["temperature"] == 0
-        and run["draft"] != "random"
+        if run["kind"] == "short" and run["temperature"] == 0 and run["draft"] != "random"
     ]
     if not runs:
         raise SystemExit("no greedy run on short prompts in these results")
@@ -195,31 +162,25 @@ def _section(name: str, result: Result) -> str:
     if "runs" in result:
         titles: dict[str, list[list[str]]] = {}
         for run in result["runs"]:
-            for title, part in _by_pruning(run) if "summary" in run else ():
+            for title, part in _by_pruning(run):
                 titles.setdefault(title, []).extend(_latency_cells(part))
         for title, rows in titles.items():
             parts += [title, markdown(("dtype, T", *LATENCY_COLUMNS), rows)]
-        parts += _differences(result["runs"]) + _rivals(result["runs"])
     elif "levels" in result:
         count = result["levels"][0]["num_clips"]
         parts += [f"{count} clips for each kind of prompt."]
         if name == "levels-again":
             parts += [
-                "The command is the first row's; that of another row has its draft, prompts, dtype "
-                "and T."
+                "The command is the first row's. Each row names its draft, prompts, dtype and T."
             ]
-        else:
-            parts += ["![Speedup over agreement](levels.svg)"]
-        parts += [markdown(LEVEL_COLUMNS, level_rows(result))]
-    elif "servers" in result:
-        title = (
-            f"One client, then eight; {result['num_clips']} short clips, {result['dtype']}, T=0."
-        )
-        parts += [title, markdown(SERVER_COLUMNS, server_rows(result))]
+        parts += [markdown(tuple(LEVEL_COLUMNS), cells(LEVEL_COLUMNS, result["levels"]))]
     elif "loads" in result:
-        parts += [f"### {load_title(result)}", markdown(LOAD_COLUMNS, load_rows(result))]
+        parts += [
+            f"### {load_title(result)}",
+            markdown(tuple(LOAD_COLUMNS), cells(LOAD_COLUMNS, result["loads"])),
+        ]
     else:
-        plot = [f"![{name}](pruning-{name}.svg)"] if name in DRAWERS else []
+        plot = ["![agreement over ratio](pruning-ratio.svg)"] if name == "ratio" else []
         parts += [f"{result['num_clips']} held-out clips.", *plot, *markdown_tables(name, result)]
     return "\n\n".join(parts)
 
@@ -249,27 +210,13 @@ def _by_pruning(run: Result) -> Iterator[tuple[str, Result]]:
 
 
 def _latency_title(run: Result, pruning: str) -> str:
-    name = f"rival: target-only with {run['rival']}, " if "rival" in run else ""
-    if run.get("draft") == "random":
-        name = "a draft with random weights: "
+    name = "a draft with random weights: " if run["draft"] == "random" else ""
     return f"### {name}{run['kind']} prompts, {_num_clips(run)} clips, pruning: {pruning}"
 
 
 def _latency_cells(run: Result) -> list[list[str]]:
     name = f"{run['dtype']}, {run['temperature']:g}"
-    return [[name, *cells] for cells in latency_rows(_at_the_best_lengths(run["summary"]))]
-
-
-def _differences(runs: Sequence[Result]) -> list[str]:
-    cells = [
-        [run["dtype"], each["clip"], each["system"], str(each["index"]), f"{each['margin']:.4f}"]
-        for run in runs
-        for each in run.get("differences") or ()
-    ]
-    if not cells:
-        return []
-    title = "First differences from target-only, and the margin of its best logit there:"
-    return [title, markdown(("dtype", "clip", "system", "index", "margin"), cells)]
+    return [[name, *row] for row in cells(LATENCY_COLUMNS, _at_the_best_lengths(run["summary"]))]
 
 
 def _at_the_best_lengths(summary: Sequence[Result]) -> Iterator[Result]:
@@ -284,29 +231,12 @@ def _at_the_best_lengths(summary: Sequence[Result]) -> Iterator[Result]:
         yield {**best, "system": f"{best['system']}{of_several}"}
 
 
-def _rivals(runs: Sequence[Result]) -> list[str]:
-    rows = []
-    for run in runs:
-        if "summary" in run:
-            continue
-        name = f"{run['rival']}, {run['kind']} prompts, {run['dtype']}"
-        tokens = sum(record["num_tokens"] for record in run["records"])
-        for system in run["records"][0]["seconds"]:
-            total_ms = 1e3 * sum(record["seconds"][system] for record in run["records"])
-            clip_ms = f"{total_ms / len(run['records']):.0f}"
-            rows.append([name, system, clip_ms, f"{total_ms / tokens:.2f}"])
-    head = ("rival", "system", "request to last token, ms a clip", "ms a token")
-    return ["### Rivals", markdown(head, rows)] if rows else []
-
-
 def _without_records(result: Any) -> Any:
-    """Returns what the tables and plots are made of."""
-    if "levels" in result:
-        rows = [{k: v for k, v in row.items() if k != "step_ms"} for row in result["levels"]]
-        return {**result, "levels": rows}
+    """Returns what the tables and plots are made of; runs of rivals are in no table."""
     runs = [
-        {key: value for key, value in run.items() if key != "records" or "summary" not in run}
+        {key: value for key, value in run.items() if key != "records"}
         for run in result.get("runs", ())
+        if "rival" not in run
     ]
     return {**result, "runs": runs} if runs else result
 

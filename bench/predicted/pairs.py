@@ -8,7 +8,6 @@ from collections.abc import Iterator
 from hippo.lab.simulation.hardware import GPUS
 from hippo.lab.simulation.pairs import ModelPair, find_pair
 from hippo.lab.simulation.replay import compare, parse_policies
-from hippo.lab.simulation.traces import drawn_traces
 
 AGREEMENT = 0.87
 HEAD = (
@@ -38,15 +37,9 @@ def pair_rows() -> Iterator[tuple[str, ...]]:
 
 def _row(pair: ModelPair, options: str) -> tuple[str, ...]:
     machine = pair.machine()
-    traces = drawn_traces(
-        agreement=AGREEMENT,
-        num_traces=12,
-        num_tokens=256,
-        burstiness=0.5,
-        num_prompt_tokens=pair.num_prompt_tokens,
-        num_draft_prompt_tokens=pair.num_draft_tokens,
+    rows = compare(
+        parse_policies("serial:best,vpsd:best,adaptive"), pair.traces(AGREEMENT), machine
     )
-    rows = compare(parse_policies("serial:best,vpsd:best,adaptive"), traces, machine)
     one, two = (machine.target.ms(rows, pair.num_prompt_tokens) for rows in (1, 2))
     draft = machine.draft.ms(1, pair.num_draft_tokens)
     serial, vpsd, adaptive = rows

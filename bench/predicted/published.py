@@ -23,7 +23,7 @@ _QWEN, _LLAVA = "Qwen/Qwen2.5-VL-{}-Instruct", "llava-hf/llava-onevision-qwen2-{
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PublishedSetting:
-    """A pair on the machine of a publication; contexts are those of target and draft."""
+    """A pair on the machine of a publication; each model has its context."""
 
     system: str
     pair: str
@@ -49,7 +49,7 @@ def _settings() -> tuple[tuple[PublishedSetting, tuple[tuple[float, float], ...]
     """Returns the settings, each with pairs of M (mean accepted tokens) and speedup."""
     h200, l40s = GPUS["h200"], GPUS["l40s"]
     # Text prompts of some hundred tokens. The language model of Qwen2-VL-2B has the shape of
-    # Qwen2.5-1.5B, and that of Qwen2.5-VL-72B the shape of Qwen2.5-72B.
+    # Qwen2.5-1.5B, and the language model of Qwen2.5-VL-72B has the shape of Qwen2.5-72B.
     nano = PublishedSetting(
         system="nano-PEARL, 3 H200",
         pair="Qwen2.5 1.5B / 72B",

@@ -11,7 +11,6 @@ from hippo.lab.simulation.hardware import GPUS, Gpu
 from hippo.lab.simulation.machine import Machine
 from hippo.lab.simulation.pairs import NUM_NEW_TOKENS, ModelPair, find_pair
 from hippo.lab.simulation.replay import GAMMAS, PolicyChoice, Totals, replay_all
-from hippo.lab.simulation.traces import Trace, drawn_traces
 from hippo.media.resizing import smart_resize
 from hippo.models.families.qwen_prompt import FRAME_TOKENS, MAX_VIDEO_TOKENS
 from hippo.models.interface.context import choose_context, pruned_cache_tokens, visual_limit
@@ -27,10 +26,10 @@ HEAD = (
     *(f"a = {rate:g}: tokens/s, decode, end to end" for rate in AGREEMENTS),
 )
 _VIDEO = (1080, 1920)  # height and width of a telephone's video
-_SECONDS = 30  # of the video of the speeds
+_SECONDS = 30  # length of the video for the speeds
 _LIMIT = 128_000  # tokens that the checkpoints of Qwen2.5-VL allow
 _LLAVA_LIMIT = 32_768
-_LLAVA_TOKENS = 32 * 196 + 1  # of any video: 32 frames
+_LLAVA_TOKENS = 32 * 196 + 1  # for any video: 32 frames
 _MOST_TARGET_GPUS = 8
 
 
@@ -85,26 +84,14 @@ def _cells(pair: ModelPair, gpu: Gpu, fit: Fit) -> Iterator[str]:
     machine = placed.machine()
     if not fit.num_target_gpus:  # the draft's prefill waits for the target's
         machine = dataclasses.replace(machine, selection_ms=machine.target_prefill_ms)
-    alone = replay_all(PolicyChoice("off"), _traces(placed, AGREEMENTS[0]), machine)
+    alone = replay_all(PolicyChoice("off"), placed.traces(AGREEMENTS[0]), machine)
     yield f"{1e3 / alone.ms_per_token:.1f}"
     for rate in AGREEMENTS:
-        traces = _traces(placed, rate)
+        traces = placed.traces(rate)
         policy = PolicyChoice("adaptive")
         if not fit.num_target_gpus:
             policy = PolicyChoice("serial", _taking_turns(machine, placed, rate))
         yield _speeds(alone, replay_all(policy, traces, machine))
-
-
-def _traces(pair: ModelPair, rate: float) -> list[Trace]:
-    """Returns the traces that `hippo simulate --acceptance` draws for a pair."""
-    return drawn_traces(
-        agreement=rate,
-        num_traces=12,
-        num_tokens=NUM_NEW_TOKENS,
-        burstiness=0.5,
-        num_prompt_tokens=pair.num_prompt_tokens,
-        num_draft_prompt_tokens=pair.num_draft_tokens,
-    )
 
 
 def _taking_turns(machine: Machine, pair: ModelPair, rate: float) -> int:

@@ -8,15 +8,13 @@ from typing import Any
 
 import torch
 
-from bench.drafts.traces import ClipTrace
-from bench.pruning.choices import Choice
-from bench.pruning.experiments import Layers
+from bench.pruning.choices import Choice, Layers
 from bench.pruning.statistics import Counts, interval
+from bench.pruning.traces import ClipTrace
 from hippo.pruning.select import SelectionOptions
 from hippo.types import PruningStrategy
 
 _RATIO = 0.9  # the published shares are of the top 10 %
-_SIDE = 12  # the ring is most of a smaller grid, so that a bias to it hardly shows
 
 
 def bias_choices(layers: Layers) -> dict[str, Choice]:
@@ -59,12 +57,11 @@ def bias_rows(
 ) -> tuple[list[dict[str, Any]], dict[str, int]]:
     """Returns a row per score, and the number of clips of each grid. A row has, for each boundary,
     the share of chosen tokens there, the share of all tokens, and the first over the second, as
-    means over samples. Clips with grids below 12 x 12 count only if there are no others."""
-    by_size: dict[bool, dict[tuple[str, str], Counts]] = {True: {}, False: {}}
-    grids: dict[bool, Counter[str]] = {True: Counter(), False: Counter()}
+    means over samples."""
+    found: dict[tuple[str, str], Counts] = {}
+    grids: Counter[str] = Counter()
     for clip in clips:
-        is_large = all(min(grid[1:]) >= _SIDE for grid in clip.grids)
-        grids[is_large].update({f"{rows} x {columns}" for _, rows, columns in clip.grids})
+        grids.update({f"{rows} x {columns}" for _, rows, columns in clip.grids})
         masks = boundaries(clip.grids)
         for trace in clip.samples:
             for label, choice in choices.items():
@@ -73,11 +70,9 @@ def bias_rows(
                     share, of_all = float(mask[kept].float().mean()), float(mask.float().mean())
                     values = {"": share, ", all": of_all, ", over all": share / of_all}
                     for reading, value in values.items():
-                        place = label, name + reading
-                        counts = by_size[is_large].setdefault(place, Counts.empty())
+                        counts = found.setdefault((label, name + reading), Counts())
                         counts.add_hits(clip.name, value, 1)
-    found = by_size[bool(by_size[True])]
     rows: dict[str, dict[str, Any]] = {label: {"label": label} for label in choices}
     for (label, key), counts in found.items():
-        rows[label][key] = interval(counts).as_dict()
-    return list(rows.values()), grids[found is by_size[True]]
+        rows[label][key] = interval(counts)
+    return list(rows.values()), grids

@@ -10,15 +10,15 @@ from typing import Any
 
 from rich.console import Console
 
-from bench.answers.measure import Record
 from bench.answers.runs import run_systems, running_stack
 from bench.answers.systems import System
 from bench.base.clips import ClipFile
-from bench.drafts.samples import SampleClip
+from bench.pruning.choices import RATIOS
+from bench.pruning.traces import Sample
 from hippo.cli.stack import StackOptions
+from hippo.client.latency import Record
 
 SWEPT = ("holistic", "uv", "specvlm", "uniform")
-RATIOS = (0.5, 0.75, 0.9, 0.95, 0.98)
 OTHERS = ("attention", "random")  # at one ratio
 OPTIONS: Mapping[str, Mapping[str, Any]] = {
     "variance as spatial score": {"spatial_score": "variance"},
@@ -30,7 +30,7 @@ OPTIONS: Mapping[str, Mapping[str, Any]] = {
 
 
 def measure_services(
-    console: Console, options: StackOptions, clips: Sequence[SampleClip], *, ratio: float
+    console: Console, options: StackOptions, clips: Sequence[Sequence[Sample]], *, ratio: float
 ) -> list[dict[str, Any]]:
     """Returns a row per strategy and ratio, per option of holistic at ``ratio`` (all under the
     adaptive policy), and per preset; target-only is the first."""
@@ -88,12 +88,11 @@ def answer_times(records: Sequence[Record]) -> dict[str, Any]:
     }
 
 
-def write_clips(folder: Path, clips: Sequence[SampleClip]) -> list[ClipFile]:
-    """Writes the videos; every other question is video-first."""
+def write_clips(folder: Path, clips: Sequence[Sequence[Sample]]) -> list[ClipFile]:
+    """Writes the videos of samples, given clip by clip; every other question is video-first."""
     written: list[ClipFile] = []
-    for clip in clips:
-        path = folder / f"{clip.name}.mp4"
-        path.write_bytes(clip.read_video())
-        for question in dict.fromkeys(sample.question for sample in clip.samples):
-            written.append(ClipFile(path, question, is_video_first=len(written) % 2 == 0))
+    for sample, *_ in clips:
+        path = folder / f"{sample.clip}.mp4"
+        path.write_bytes(sample.video)
+        written.append(ClipFile(path, sample.question, is_video_first=len(written) % 2 == 0))
     return written

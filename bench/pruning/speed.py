@@ -10,11 +10,11 @@ from functools import partial
 from time import perf_counter
 from typing import Any
 
+import numpy as np
 import torch
 
-from bench.drafts.ideal import MeasuredForward
-from bench.drafts.traces import ClipTrace
 from bench.pruning.statistics import Counts
+from bench.pruning.traces import ClipTrace
 from hippo.lab.simulation.machine import ForwardTime, Machine
 from hippo.lab.simulation.replay import PolicyChoice, replay_all
 from hippo.lab.simulation.traces import Trace
@@ -25,6 +25,17 @@ from hippo.types import Pruning, PruningStrategy
 ROWS = (1, 2, 4, 8, 16, 32)
 _REPEATS = 9
 _RATIOS = (0.0, 0.5, 0.75, 0.9, 0.95, 0.98, 1.0)
+
+
+@dataclass(frozen=True, slots=True)
+class MeasuredForward:
+    """The ForwardCost of measured forwards, by rows: between two numbers of rows that were measured
+    it lies on a straight line; beyond them it stays as it is."""
+
+    times_ms: Mapping[int, float]
+
+    def ms(self, num_rows: int, context: int) -> float:
+        return float(np.interp(num_rows, list(self.times_ms), list(self.times_ms.values())))
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,13 +59,11 @@ class MeasuredTimes:
         ]
         steps = list(self.draft_step.values())
         slope, level = statistics.linear_regression(lengths, steps)
-        if slope < 0:  # of the lines that do not fall, the level one fits best
+        if slope < 0:  # a level line fits best among lines that do not fall
             slope, level = 0.0, statistics.fmean(steps)
         return Machine(
             name="measured",
-            target=MeasuredForward(
-                rows=tuple(self.target), row_times_ms=tuple(self.target.values())
-            ),
+            target=MeasuredForward(self.target),
             draft=ForwardTime(one_row_ms=level, kilotoken_ms=slope),
         )
 
@@ -129,7 +138,7 @@ def replay_agreement(traces: Sequence[Trace], machine: Machine) -> Replayed:
     off, adaptive = (
         replay_all(PolicyChoice(name), traces, machine).outcomes for name in ("off", "adaptive")
     )
-    found = Replayed(Counts.empty(), Counts.empty())
+    found = Replayed(Counts(), Counts())
     for trace, alone, outcome in zip(traces, off, adaptive, strict=True):
         stats = outcome.stats
         num_right = stats.num_accepted_tokens + stats.num_accepted_reused

@@ -1,45 +1,15 @@
-"""The tables of pruning experiments: for the terminal, and as Markdown for the page."""
+"""The tables of pruning experiments, as Markdown for the terminal and the page."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from bench.answers.systems import TARGET_ONLY
-from bench.base.cells import percent
+from bench.base.cells import Columns, cells, percent
 from hippo.client.tables import interval, markdown, number
 
 Result = Mapping[str, Any]
-
-_REPLAYED = ("tokens_a_pass", "decode_speedup")
-_SPEED_HEAD = ("accepted tokens", "tokens a pass", "decode speedup")
-_LEFT_OUT = ("strategy", "ratio", "num_clips", "num_samples")  # the label or the title tells
-
-
-def table_of(result: Mapping[str, Any]) -> tuple[str, list[str], list[list[str]]]:
-    """Returns the title, the heads and the rows; shares and their differences are in percent."""
-    rows = result["rows"]
-    title = "{experiment}: {target} and {draft}, {dtype}, {num_clips} clips of {source}"
-    facts = [title.format(**result)]
-    facts += [f"grid {grid}: {number} clips" for grid, number in result.get("grids", {}).items()]
-    heads = []
-    for key, value in rows[0].items():
-        if key in _LEFT_OUT:
-            continue
-        if isinstance(value, int | float) and all(row[key] == value for row in rows):
-            facts.append(f"{_cell(key, value)} {key.replace('_', ' ')}")
-        else:
-            heads.append(key)
-    cells = [[_cell(key, row[key]) for key in heads] for row in rows]
-    return "; ".join([*facts, "shares in %"]), [key.replace("_", " ") for key in heads], cells
-
-
-def _cell(key: str, value: Any) -> str:
-    if isinstance(value, dict):
-        if key in _REPLAYED or key.endswith(", over all"):
-            return plus_minus(value)
-        return percent(value, is_signed=key.startswith("minus "))
-    return value if isinstance(value, str) else f"{value:g}"
 
 
 def plus_minus(value: Mapping[str, float]) -> str:
@@ -113,8 +83,15 @@ def _forwards(times: Mapping[str, Any]) -> str:
     return ", ".join(f"{rows} rows {ms:.2f}" for rows, ms in times["target_ms"].items())
 
 
-def _speed_cells(row: Result) -> list[str]:
-    return [accepted_tokens(row["agreement"]), *(_cell(key, row[key]) for key in _REPLAYED)]
+_SPEED: Columns = {
+    "accepted tokens": lambda row: accepted_tokens(row["agreement"]),
+    "tokens a pass": lambda row: plus_minus(row["tokens_a_pass"]),
+    "decode speedup": lambda row: plus_minus(row["decode_speedup"]),
+}
+
+
+def _table(columns: Columns, rows: Iterable[Result]) -> str:
+    return markdown(tuple(columns), cells(columns, rows))
 
 
 def _ablation(result: Result) -> list[str]:
@@ -126,20 +103,13 @@ def _ablation(result: Result) -> list[str]:
         for row in result["rows"]
         if row["label"] == reference.removeprefix("minus ") or any(row[reference].values())
     ]
-    rows = [
-        [
-            row["label"],
-            percent(row["agreement"]),
-            percent(row["content_agreement"]),
-            percent(row[reference], is_signed=True),
-            *_speed_cells(row),
-        ]
-        for row in shown
-    ]
-    head = (
-        *("choice of visual tokens", "agreement, %", "content words, %", "minus the first row"),
-        *_SPEED_HEAD,
-    )
+    columns: Columns = {
+        "choice of visual tokens": lambda row: row["label"],
+        "agreement, %": lambda row: percent(row["agreement"]),
+        "content words, %": lambda row: percent(row["content_agreement"]),
+        "minus the first row": lambda row: percent(row[reference], is_signed=True),
+        **_SPEED,
+    }
     times = result["step_times"]
     draft = times["draft_step_ms"]
     ratio = f"{result['ratio']:g}" if f"{result['ratio']:g}" in draft else "0.9"
@@ -147,80 +117,56 @@ def _ablation(result: Result) -> list[str]:
         f"Ratio {result['ratio']:g}; the last two columns are replays of adaptive at these times, "
         f"ms: the target's forward of {_forwards(times)}; the draft's step {draft[ratio]:.2f} at "
         f"ratio {ratio}, {draft['0']:.2f} unpruned:",
-        markdown(head, rows),
+        _table(columns, shown),
     ]
 
 
 def _bias(result: Result) -> list[str]:
-    """Returns a row per score: of the highest tenth of the scores, the share at each boundary, that
-    of all tokens, and the first over the second."""
+    """Returns a row per score. For each boundary it has the share of the highest tenth of the
+    scores there, the share of all tokens, and the first over the second."""
     grids = ", ".join(f"{grid} ({number} clips)" for grid, number in result["grids"].items())
-    rows = [
-        [
-            row["label"],
-            *(
-                cell
-                for name in ("ring", "ends")
-                for cell in (
-                    percent(row[name]),
-                    f"{100 * row[f'{name}, all']['mean']:.1f}",
-                    plus_minus(row[f"{name}, over all"]),
-                )
-            ),
-        ]
-        for row in result["rows"]
-    ]
-    head = (
-        *("score", "outer ring: kept, %", "present, %", "kept over present"),
-        *("ends: kept, %", "present, %", "kept over present"),
-    )
-    return [f"Grids of a frame: {grids}.", markdown(head, rows)]
+    columns: Columns = {
+        "score": lambda row: row["label"],
+        "outer ring: kept, %": lambda row: percent(row["ring"]),
+        "ring: present, %": lambda row: f"{100 * row['ring, all']['mean']:.1f}",
+        "ring: kept over present": lambda row: plus_minus(row["ring, over all"]),
+        "ends: kept, %": lambda row: percent(row["ends"]),
+        "ends: present, %": lambda row: f"{100 * row['ends, all']['mean']:.1f}",
+        "ends: kept over present": lambda row: plus_minus(row["ends, over all"]),
+    }
+    return [f"Grids of a frame: {grids}.", _table(columns, result["rows"])]
 
 
 def _frames(result: Result) -> list[str]:
-    rows = [
-        [
-            row["label"],
-            f"{row['prompt_tokens']:g}",
-            f"{row['kept_tokens']:g}",
-            percent(row["agreement"]),
-            percent(row["minus none"], is_signed=True),
-            *_speed_cells(row),
-        ]
-        for row in result["rows"]
-    ]
-    head = (
-        *("frames, choice", "prompt tokens", "visual tokens kept", "agreement, %", "minus none"),
-        *_SPEED_HEAD,
-    )
-    return [markdown(head, rows)]
+    columns: Columns = {
+        "frames, choice": lambda row: row["label"],
+        "prompt tokens": lambda row: f"{row['prompt_tokens']:g}",
+        "visual tokens kept": lambda row: f"{row['kept_tokens']:g}",
+        "agreement, %": lambda row: percent(row["agreement"]),
+        "minus none": lambda row: percent(row["minus none"], is_signed=True),
+        **_SPEED,
+    }
+    return [_table(columns, result["rows"])]
 
 
 def _services(result: Result) -> list[str]:
     rows = [row for row in result["rows"] if row["system"] != TARGET_ONLY]
     alone = next(row for row in result["rows"] if row["system"] == TARGET_ONLY)
     num_equal = sum(row["num_equal"] for row in rows)
-    cells = [
-        [
-            row["system"],
-            interval(row["decode_speedup"]),
-            interval(row["end_to_end_speedup"]),
-            f"{row['end_to_end_ms']:.0f}",
-            number(row["draft_prefill_ms"], ".0f"),
-            number(row["accepted_tokens"], ".1f"),
-            number(row["mean_tokens_per_forward"], ".1f"),
-            number(row["acceptance_rate"], ".2f"),
-        ]
-        for row in rows
-    ]
-    head = (
-        *("choice, ratio", "decode", "end to end", "end to end, ms", "draft's prefill, ms"),
-        *("accepted tokens", "tokens a pass", "acceptance"),
-    )
+    columns: Columns = {
+        "choice, ratio": lambda row: row["system"],
+        "decode": lambda row: interval(row["decode_speedup"]),
+        "end to end": lambda row: interval(row["end_to_end_speedup"]),
+        "end to end, ms": lambda row: f"{row['end_to_end_ms']:.0f}",
+        "draft's prefill, ms": lambda row: number(row["draft_prefill_ms"], ".0f"),
+        "accepted tokens": lambda row: number(row["accepted_tokens"], ".1f"),
+        "tokens a pass": lambda row: number(row["mean_tokens_per_forward"], ".1f"),
+        "acceptance": lambda row: number(row["acceptance_rate"], ".2f"),
+    }
     return [
         f"{num_equal} of {sum(row['num_answers'] for row in rows)} answers equal target-only's, "
         f"which takes {alone['end_to_end_ms']:.0f} ms end to end; speedups with 95 % intervals:",
-        markdown(head, cells),
+        _table(columns, rows),
     ]
 
 

@@ -8,10 +8,9 @@ Along each cycle the draft's table agrees with the target's at a chosen share of
 hundred ids exactly. The chat template appends the question's last letter to the prompt, and each
 cycle begins at another letter: "... a" has the first share, "... b" the second.
 
-Everything else is random, and the computation is that of the published shapes: all layers, the
-vision tower and the whole head run. Weights are written shard by shard, from one pool of random
-numbers; a few shards are in memory beside the pool. A target can be stored quantised, as the hub's
-repositories are; then layers are quantised on a GPU if there is one.
+Everything else is random, and the computation has the published shapes: all layers, the
+vision tower and the whole head run. Weights are made, and written shard by shard; on a GPU if there
+is one. A target can be stored quantised, as the hub's repositories are.
 """
 
 from __future__ import annotations
@@ -19,9 +18,7 @@ from __future__ import annotations
 import json
 import shutil
 import tempfile
-from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
@@ -41,13 +38,12 @@ _TEMPLATE = CHAT_TEMPLATE.replace(
     "{{ (last if last is string else last[-1]['text'])[-1] }}{% endif %}",
 )
 _EMBEDDING, _HEAD = "model.embed_tokens.weight", "lm_head.weight"
-_NUM_WRITERS = 8  # shards that are written at once
 _IGNORED = ["re:visual.*", "lm_head"]  # by compressed-tensors, for towers of any depth
 _WINDOW = 100  # ids of a cycle in which the share is exact
-_SPREAD = 0.02  # of the embeddings, as in published models
-_OTHERS = 0.3  # of the embedding's size: most that all layers together add to it
+_SPREAD = 0.02  # standard deviation of embeddings, as in published models
+_OTHERS = 0.3  # most that all layers add, as a share of the embedding's size
 _GATE = 8.0  # input of the neuron of the id at hand; of the others it is near 0
-_NEXT = 4.0  # of the embedding's size: what the table adds
+_NEXT = 4.0  # what the table adds, in embedding's sizes
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +56,7 @@ class AnswerTable:
 
 @dataclass(frozen=True, slots=True)
 class PairForm:
-    """Which models to write; ``shares`` are those of the tokens on which draft and target agree.
+    """Which models to write; ``shares`` are shares of tokens on which draft and target agree.
 
     ``target_form`` is a key of tests.support.models.quantized.FORMS, or None for plain weights.
     ``target_layers`` and ``draft_layers`` set another depth. Without ``is_published_size`` the
@@ -152,37 +148,23 @@ def _write_weights(folder: Path, table: AnswerTable, seed: int, form: str | None
         for key, weight in model.state_dict().items()
         if not (config.tie_word_embeddings and key == "lm_head.weight")
     }
-    weights = _RandomWeights(shapes, config.text_config, table, seed)
     if form is not None:
         settings = FORMS[form][1]
         add_config(folder, settings | ({"ignore": _IGNORED} if "ignore" in settings else {}))
-        # Imports the quantiser's package before several threads would.
-        quantise({"layers.0.proj.weight": torch.ones(64, 64)}, form)
+    weights = _RandomWeights(shapes, config.text_config, table, seed)
     files: dict[str, str] = {}
-    with ThreadPoolExecutor(_NUM_WRITERS) as pool:
-        writes: deque[Future[dict[str, str]]] = deque()
-        for number, (part, names) in enumerate(groupby(shapes, _part_of), 1):
-            file = f"model-{number:05}.safetensors"
-            shard = {name: weights.make(name) for name in names}
-            writes.append(pool.submit(_save, shard, folder / file, form))
-            if len(writes) == _NUM_WRITERS:
-                files |= writes.popleft().result()
-            yield part
-        for write in writes:
-            files |= write.result()
+    for number, (part, names) in enumerate(groupby(shapes, _part_of), 1):
+        file = f"model-{number:05}.safetensors"
+        shard = {name: weights.make(name) for name in names}
+        if form is not None:
+            shard, _ = quantise(shard, form, device=weights.device, has_plain=False)
+        save_file(shard, folder / file, metadata={"format": "pt"})
+        files |= dict.fromkeys(shard, file)
+        yield part
     if torch.cuda.is_available():
         torch.cuda.empty_cache()  # cached blocks count as used memory
     index = {"metadata": {}, "weight_map": files}
     (folder / "model.safetensors.index.json").write_text(json.dumps(index), encoding="utf-8")
-
-
-def _save(shard: dict[str, torch.Tensor], path: Path, form: str | None) -> dict[str, str]:
-    """Writes a file; returns its name by the names of what it stores."""
-    if form is not None:
-        device = "cuda" if torch.cuda.is_available() else "cpu"
-        shard, _ = quantise(shard, form, device=device, has_plain=False)
-    save_file(shard, path, metadata={"format": "pt"})
-    return dict.fromkeys(shard, path.name)
 
 
 def _part_of(name: str) -> str:
@@ -191,62 +173,39 @@ def _part_of(name: str) -> str:
 
 
 class _RandomWeights:
-    """Makes each weight in bfloat16 by its name on the hub.
-
-    A weight is a part of a pool of random numbers, times a factor. There is a pool for each factor,
-    and most weights are views of one, so that writing them copies nothing.
-    """
+    """Makes each weight in bfloat16 by its name on the hub, on a GPU if there is one."""
 
     def __init__(
         self, shapes: Mapping[str, torch.Size], text: Any, table: AnswerTable, seed: int
     ) -> None:
+        self.device = "cuda" if torch.cuda.is_available() else "cpu"
         self._shapes = shapes
-        self._text = text
+        self._num_layers: int = text.num_hidden_layers
         self._table = table
-        self._generator = torch.Generator().manual_seed(seed)
-        largest = max(shape.numel() for shape in shapes.values())
-        self._normal = torch.empty(largest + (1 << 16), dtype=torch.bfloat16)
-        self._normal.normal_(generator=self._generator)
-        self._sizes: dict[float, int] = {}  # of the pools, by factor
-        for name, shape in shapes.items():
-            if len(shape) > 1:
-                factor = self._factor(name)
-                self._sizes[factor] = max(shape.numel(), self._sizes.get(factor, 0))
-        self._pools: dict[float, torch.Tensor] = {}
-        shape = shapes[_EMBEDDING]
-        self._embedding = self._pool(_SPREAD)[: shape.numel()].view(shape)
+        self._generator = torch.Generator(self.device).manual_seed(seed)
+        self._embedding = self._normal(shapes[_EMBEDDING], _SPREAD)
 
     def make(self, name: str) -> torch.Tensor:
-        """Returns the weight of this name."""
+        """Returns the weight of this name, on the CPU."""
         shape = self._shapes[name]
         if name in (_EMBEDDING, _HEAD):
-            return self._embedding
+            return self._embedding.to("cpu", copy=True)
         if len(shape) == 1:  # a norm's weight or a bias
             return torch.full(shape, float("norm" in name or "ln_q" in name), dtype=torch.bfloat16)
-        pool = self._pool(self._factor(name))
-        most = pool.numel() - shape.numel()
-        start = int(torch.randint(most + 1, (1,), generator=self._generator))
-        weight = _unshared(pool[start : start + shape.numel()]).view(shape)
-        if name.startswith(f"model.layers.{self._text.num_hidden_layers - 1}.mlp."):
-            weight = weight.clone()
-            self._put_table(name, weight)
-        return weight
-
-    def _factor(self, name: str) -> float:
-        """Returns the root mean square of the weight's numbers."""
-        if name in (_EMBEDDING, _HEAD):
-            return _SPREAD
-        factor: float = self._shapes[name][1:].numel() ** -0.5
+        factor = shape[1:].numel() ** -0.5
         if name.startswith("model.layers.") and name.endswith(
             ("o_proj.weight", "down_proj.weight")
         ):
-            factor *= _OTHERS * _SPREAD / (2 * self._text.num_hidden_layers)
-        return factor
+            factor *= _OTHERS * _SPREAD / (2 * self._num_layers)
+        weight = self._normal(shape, factor)
+        if name.startswith(f"model.layers.{self._num_layers - 1}.mlp."):
+            self._put_table(name, weight)
+        return weight.cpu()
 
-    def _pool(self, factor: float) -> torch.Tensor:
-        if factor not in self._pools:
-            self._pools[factor] = self._normal[: self._sizes[factor] + (1 << 16)] * factor
-        return self._pools[factor]
+    def _normal(self, shape: torch.Size, size: float) -> torch.Tensor:
+        """Returns random numbers of this root mean square."""
+        weight = torch.empty(shape, dtype=torch.bfloat16, device=self.device)
+        return weight.normal_(0.0, size, generator=self._generator)
 
     def _put_table(self, name: str, weight: torch.Tensor) -> None:
         """Makes the first neurons of the last MLP answer to the table's ids.
@@ -255,12 +214,8 @@ class _RandomWeights:
         width w with it is about w * _SPREAD. SiLU leaves _GATE as it is, nearly.
         """
         count, width = len(self._table.ids), self._embedding.shape[1]
+        ids, next_ids = self._table.ids.to(self.device), self._table.next_ids.to(self.device)
         if name.endswith("down_proj.weight"):
-            weight[:, :count] = self._embedding[self._table.next_ids].T * (_NEXT / _GATE**2)
+            weight[:, :count] = self._embedding[next_ids].T * (_NEXT / _GATE**2)
         else:
-            weight[:count] = self._embedding[self._table.ids] * (_GATE / (width * _SPREAD))
-
-
-def _unshared(numbers: torch.Tensor) -> torch.Tensor:
-    """Returns the same memory in a storage of its own: safetensors refuses shared ones."""
-    return torch.from_numpy(numbers.view(torch.int16).numpy()).view(torch.bfloat16)
+            weight[:count] = self._embedding[ids] * (_GATE / (width * _SPREAD))

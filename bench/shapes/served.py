@@ -2,29 +2,28 @@
 
 from __future__ import annotations
 
-import base64
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from contextlib import closing, contextmanager, suppress
+from dataclasses import dataclass, replace
 from typing import Any
 
-import httpx
 import psutil
 import torch
 
-from bench.answers.client import converse, user_turn
 from bench.answers.memory import LARGEST_RESIDENT, process_megabytes
-from bench.answers.runs import running_stack
+from bench.answers.runs import FORM, pids_of, running_stack
 from bench.answers.systems import TARGET_ONLY, System
-from bench.base.report import Section
+from bench.base.clips import data_url
+from bench.base.report import Report
 from bench.shapes.random_pair import LETTERS
 from hippo.catalog.shapes import find_shape
 from hippo.catalog.sizes import PROCESS_BYTES, RESERVED_BYTES, memory_of
 from hippo.cli.stack import Stack, StackOptions
 from hippo.client.answers import Answer
-from hippo.client.tables import number
+from hippo.client.requests import question_about
+from hippo.client.server import Connection, Server
 from hippo.models.attention.cache import cache_dtype
 from hippo.models.interface.context import pruned_cache_tokens
 from hippo.models.loading.placement import DTYPES
@@ -33,11 +32,27 @@ from hippo.models.products.linear import packs_weights
 _EVERY_S = 0.1
 _WARM_UP_TOKENS = 24
 
-ANSWER_COLUMNS = (
-    "clip", "prompt tokens", "share", "system", "accepted", "tokens/forward", "first token s",
-    "target step ms", "draft step ms", "ms/token", "decode", "end to end", "equal",
-)  # fmt: skip
-MEMORY_COLUMNS = ("where", "computed, GB", "largest seen, GB", "seen / computed")
+ANSWER_COLUMNS = {
+    "clip": ("clip", ""),
+    "prompt tokens": ("prompt_tokens", ",d"),
+    "share": ("share", ".2f"),
+    "system": ("system", ""),
+    "accepted": ("acceptance_rate", ".2f"),
+    "tokens/forward": ("tokens_per_forward", ".2f"),
+    "first token s": ("ttft_s", ".2f"),
+    "target step ms": ("target_step_ms", ".2f"),
+    "draft step ms": ("draft_step_ms", ".2f"),
+    "ms/token": ("ms_per_token", ".2f"),
+    "decode": ("decode_speedup", ".2f"),
+    "end to end": ("end_to_end_speedup", ".2f"),
+    "equal": ("is_equal", ""),
+}
+_MEMORY_COLUMNS = {
+    "where": ("where", ""),
+    "computed, bytes": ("computed", ",.0f"),
+    "largest seen, bytes": ("seen", ",.0f"),
+    "seen / computed": ("over_computed", ".2f"),
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,8 +67,7 @@ class NamedClip:
 class PeakMemory:
     """The largest memory seen, by device on CUDA devices and by process, in bytes.
 
-    Pages of files, such as those of weights, count apart: the kernel drops them when memory is
-    short.
+    Pages of files, such as weights, count apart: the kernel drops them when memory is short.
     """
 
     def __init__(self, devices: Sequence[str]) -> None:
@@ -81,39 +95,32 @@ class PeakMemory:
 
 @contextmanager
 def watched_stack(
-    options: StackOptions,
-    section: Section,
-    *,
-    num_tokens: int,
-    num_slots: int,
-    caches_mb: int | None = None,
-) -> Iterator[tuple[Stack, list[dict[str, Any]]]]:
+    options: StackOptions, report: Report, *, num_tokens: int, num_slots: int
+) -> Iterator[Stack]:
     """Starts a stack and watches its memory from its start on; yields it when it is ready.
 
-    When the block is left, in whatever way, the memory that was seen goes beside that which
-    hippo.catalog.sizes computes into a table of the section and into the second value.
-    ``caches_mb`` is the services' --vision-cache-mb and --media-cache-mb.
+    When the block is left, in whatever way, a table of the report gets the memory that was seen
+    beside the memory that hippo.catalog.sizes computes.
     """
     memory = PeakMemory((options.target_device, options.draft_device))
-    rows: list[dict[str, Any]] = []
     stop = threading.Event()
-    watching = ThreadPoolExecutor(1)
 
     def begin(stack: Stack) -> None:
-        pids = {name: stack.child(name).pid for name in ("gateway", "draft", "target")}
-        watching.submit(memory.watch, pids, stop)
+        watching.submit(memory.watch, pids_of(stack), stop)
 
-    try:
-        with running_stack(options, on_start=begin) as stack:
-            yield stack, rows
-    finally:
-        stop.set()
-        watching.shutdown()
-        table = section.add_table("memory", MEMORY_COLUMNS)
-        computed = _computed_bytes(options, num_tokens, num_slots, caches_mb)
-        for name, seen in memory.peaks.items():
-            rows.append({"where": name, "computed": computed.get(name), "seen": seen})
-            table.add_row(_memory_cells(rows[-1]), rows[-1])
+    with ThreadPoolExecutor(1) as watching:
+        try:
+            with running_stack(options, on_start=begin) as stack:
+                yield stack
+        finally:
+            stop.set()
+            watching.shutdown()
+            report.begin_table("memory", _MEMORY_COLUMNS)
+            computed = _computed_bytes(options, num_tokens, num_slots)
+            for name, seen in memory.peaks.items():
+                over = seen / computed[name] if name in computed else None
+                row = {"where": name, "computed": computed.get(name), "seen": seen}
+                report.add_row({**row, "over_computed": over})
 
 
 def _used_bytes(device: str) -> int:
@@ -121,12 +128,9 @@ def _used_bytes(device: str) -> int:
     return total - free
 
 
-def _computed_bytes(
-    options: StackOptions, num_tokens: int, num_slots: int, caches_mb: int | None
-) -> dict[str, float]:
+def _computed_bytes(options: StackOptions, num_tokens: int, num_slots: int) -> dict[str, float]:
     """Returns the memory that hippo.catalog.sizes computes, by device or, on a CPU, by service."""
     dtype = DTYPES[options.dtype]
-    cache_bytes = None if caches_mb is None else caches_mb * 1_000_000
     computed: dict[str, float] = {}
     for role, device, model in (
         ("target", options.target_device, options.target_model),
@@ -141,8 +145,7 @@ def _computed_bytes(
             bytes_each=dtype.itemsize,
             cache_each=cache_dtype(dtype, torch.device(device)).itemsize,
             packs_weights=packs_weights(torch.device(device), dtype),
-            vision_cache_bytes=cache_bytes,
-            media_cache_bytes=0 if on_gpu else cache_bytes,
+            media_cache_bytes=0 if on_gpu else None,
             process_bytes=RESERVED_BYTES if on_gpu else PROCESS_BYTES,
         )
         place = device if on_gpu else role
@@ -164,30 +167,25 @@ def answer_rows(
     """
     off = System(TARGET_ONLY, {"policy": "off"})
     others = [system for system in systems if system.name != TARGET_ONLY]
-    with httpx.Client(base_url=url, timeout=1800, trust_env=False) as client:
+    with closing(Server(url, timeout_s=1800).connect()) as connection:
         for clip in clips:
             for system in (off, *others[:1]):
-                _ask(client, clip, LETTERS[0], system, _WARM_UP_TOKENS)
+                _ask(connection, clip, LETTERS[0], system, _WARM_UP_TOKENS)
             for letter, share in zip(LETTERS, shares, strict=False):
-                baseline = _ask(client, clip, letter, off, max_tokens)
+                baseline = _ask(connection, clip, letter, off, max_tokens)
                 yield _row(clip, share, off, baseline, baseline)
                 for system in others:
-                    answer = _ask(client, clip, letter, system, max_tokens)
+                    answer = _ask(connection, clip, letter, system, max_tokens)
                     yield _row(clip, share, system, answer, baseline)
 
 
 def _ask(
-    client: httpx.Client, clip: NamedClip, letter: str, system: System, max_tokens: int
+    connection: Connection, clip: NamedClip, letter: str, system: System, max_tokens: int
 ) -> Answer:
-    url = "data:video/mp4;base64," + base64.b64encode(clip.data).decode()
-    return converse(
-        client,
-        [user_turn(url, f"What happens in the video? Answer {letter}")],
-        speculative=system.speculative,
-        max_tokens=max_tokens,
-        ignores_end=True,
-        further={"mm_processor_kwargs": {"max_pixels": clip.max_pixels}},
-    )
+    question = question_about(f"What happens in the video? Answer {letter}", data_url(clip.data))
+    further = {"ignore_eos": True, "mm_processor_kwargs": {"max_pixels": clip.max_pixels}}
+    form = replace(FORM, max_tokens=max_tokens, further=further)
+    return connection.ask(form.request(question, system.speculative).body())
 
 
 def _row(
@@ -210,33 +208,3 @@ def _row(
         "end_to_end_speedup": baseline.end_to_end_s / answer.end_to_end_s,
         "is_equal": answer.token_ids == baseline.token_ids,
     }
-
-
-def answer_cells(row: Mapping[str, Any]) -> list[str]:
-    """Returns the cells of ANSWER_COLUMNS."""
-    return [
-        row["clip"],
-        f"{row['prompt_tokens']:,}",
-        f"{row['share']:.2f}",
-        row["system"],
-        number(row["acceptance_rate"], ".2f"),
-        number(row["tokens_per_forward"], ".2f"),
-        number(row["ttft_s"], ".2f"),
-        number(row["target_step_ms"], ".2f"),
-        number(row["draft_step_ms"], ".2f"),
-        number(row["ms_per_token"], ".2f"),
-        number(row["decode_speedup"], ".2f"),
-        number(row["end_to_end_speedup"], ".2f"),
-        "yes" if row["is_equal"] else "no",
-    ]
-
-
-def _memory_cells(row: Mapping[str, Any]) -> list[str]:
-    """Returns the cells of MEMORY_COLUMNS."""
-    computed, seen = row["computed"], row["seen"]
-    return [
-        row["where"],
-        "-" if computed is None else f"{computed / 1e9:.2f}",
-        f"{seen / 1e9:.2f}",
-        "-" if computed is None else f"{seen / computed:.2f}",
-    ]

@@ -5,6 +5,7 @@ All clips of a batch have one size. A batch is a pure function of its recipe, se
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -64,15 +65,9 @@ class Batch:
 
 
 class Encoder:
-    """Encodes conversations to the same ids as the chat template.
+    """Encodes conversations to the same ids as the chat template."""
 
-    With `is_timed`, each frame pair of a clip stands behind its time, as in Qwen3-VL.
-    """
-
-    def __init__(
-        self, tokenizer: PreTrainedTokenizerBase, ids: SpecialIds, *, is_timed: bool = False
-    ) -> None:
-        self.is_timed = is_timed
+    def __init__(self, tokenizer: PreTrainedTokenizerBase, ids: SpecialIds) -> None:
         self._backend: Any = tokenizer.backend_tokenizer
         self._cache: dict[str, list[int]] = {}
         self.special = ids
@@ -88,19 +83,10 @@ class Encoder:
         return self._cache[text]
 
     def clip_ids(self, grid: Grid) -> list[int]:
-        """Returns the ids of a clip: a run of visual tokens, or one for each frame pair."""
-        time, rows, cols = grid
-        if not self.is_timed:
-            return self._run(time * rows * cols)
-        ids: list[int] = []
-        for second in range(time):
-            # Of two frames a second, half a second apart.
-            ids += [*self.text_ids(f"<{second + 0.25:.1f} seconds>"), *self._run(rows * cols)]
-        return ids
-
-    def _run(self, count: int) -> list[int]:
+        """Returns the ids of a clip."""
         special = self.special
-        return [special.vision_start, *[special.video_pad] * count, special.vision_end]
+        pads = [special.video_pad] * math.prod(grid)
+        return [special.vision_start, *pads, special.vision_end]
 
     def conversation(
         self,
@@ -163,22 +149,17 @@ def answered_rows(
 
 
 def positions_of(ids: IntArray, grid: Grid, video_pad: int, interval: int = 2) -> IntArray:
-    """Returns the M-RoPE positions [3, length] of a row with at most one clip; a run of visual
-    tokens has one or more frame pairs."""
-    _, rows, cols = grid
-    out = np.empty((3, len(ids)), np.int64)
-    edges = np.flatnonzero(np.diff(ids == video_pad, prepend=False, append=False))
-    end = first = 0  # the place behind the last run, and its position
-    for start, following in edges.reshape(-1, 2).tolist():
-        out[:, end:start] = first + np.arange(start - end)
-        first, end = first + start - end, following
-        time = (end - start) // (rows * cols)
-        places = np.meshgrid(
+    """Returns the M-RoPE positions [3, length] of a row with at most one clip."""
+    time, rows, cols = grid
+    places = np.flatnonzero(ids == video_pad)
+    out = np.broadcast_to(np.arange(len(ids), dtype=np.int64), (3, len(ids))).copy()
+    if places.size:
+        start, end = int(places[0]), int(places[-1]) + 1
+        grids = np.meshgrid(
             np.arange(time) * interval, np.arange(rows), np.arange(cols), indexing="ij"
         )
-        out[:, start:end] = first + np.stack(places).reshape(3, -1)
-        first += max(rows, cols)
-    out[:, end:] = first + np.arange(len(ids) - end)
+        out[:, start:end] = start + np.stack(grids).reshape(3, -1)
+        out[:, end:] = start + max(rows, cols) + np.arange(len(ids) - end)
     return out
 
 

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 
-from demo.training.models import Family, SpecialIds
+from demo.training.models import SpecialIds
 from demo.world import pixels
 from hippo.models.loading._torchvision import ensure_torchvision
 
@@ -19,10 +18,6 @@ if TYPE_CHECKING:
 
 MODELS = Path(__file__).resolve().parents[1] / "models"
 FRAMES_PER_SECOND = 2.0
-PROCESSORS: Mapping[Family, tuple[str, str]] = {
-    "qwen2_5_vl": ("Qwen2_5_VLProcessor", "Qwen2VLVideoProcessor"),
-    "qwen3_vl": ("Qwen3VLProcessor", "Qwen3VLVideoProcessor"),
-}
 MIN_PIXELS, MAX_PIXELS = 56 * 56, 28 * 28 * 768
 
 
@@ -47,11 +42,10 @@ def export(
         "image_mean": list(pixels.MEAN),
         "image_std": list(pixels.STD),
     }
-    name, videos = PROCESSORS[inner.config.model_type]
-    processor = getattr(hf, name)(
+    processor = hf.Qwen2_5_VLProcessor(
         image_processor=hf.Qwen2VLImageProcessor(**settings),
         tokenizer=tokenizer,
-        video_processor=getattr(hf, videos)(
+        video_processor=hf.Qwen2VLVideoProcessor(
             **settings, do_sample_frames=True, fps=FRAMES_PER_SECOND, cap_pixels_per_frame=False
         ),
         chat_template=tokenizer.chat_template,

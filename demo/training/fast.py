@@ -1,4 +1,4 @@
-"""Batched forwards through transformers' Qwen-VL modules, for training on a CPU.
+"""Batched forwards through transformers' Qwen2.5-VL modules, for training on a CPU.
 
 They have the same parameters and results as the model's own forward, but no loop over frames, and a
 matrix product as patch embedding. All clips of a batch have one size.
@@ -29,18 +29,6 @@ def _axial_positions(rows: int, cols: int, merge: int) -> Tensor:
     return torch.stack(ordered, dim=1)
 
 
-@lru_cache(maxsize=64)
-def _grid_shares(rows: int, cols: int, side: int, merge: int) -> tuple[Tensor, Tensor]:
-    """Returns the learned positions that make up each patch's, and their shares, [patches, 4]."""
-    from transformers.vision_utils import get_vision_interpolation_indices_and_weights
-
-    grid = torch.tensor([[1, rows, cols]])
-    taps: tuple[Tensor, Tensor] = get_vision_interpolation_indices_and_weights(
-        grid, num_grid_per_side=side, mode="bilinear", align_corners=True, spatial_merge_size=merge
-    )
-    return taps
-
-
 def _rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     half = x.shape[-1] // 2
     turned = torch.cat((-x[..., half:], x[..., :half]), dim=-1)
@@ -51,7 +39,7 @@ def tower_features(visual: nn.Module, patches: Tensor, rows: int, cols: int) -> 
     """Returns the merged visual tokens of equally sized frame pairs; layers attend within a pair.
 
     patches: [num_pairs, rows * cols, 1176]; rows, cols: patches per frame side.
-    Returns [num_pairs, rows * cols / 4, hidden]; the features of deepstack follow as columns.
+    Returns [num_pairs, rows * cols / 4, hidden].
     """
     tower: Any = visual
     num_pairs, per_pair, _ = patches.shape
@@ -59,16 +47,10 @@ def tower_features(visual: nn.Module, patches: Tensor, rows: int, cols: int) -> 
     # [num_pairs, per_pair, dim]
     x = functional.linear(patches.to(weight.dtype), weight.flatten(1), tower.patch_embed.proj.bias)
     x = x.to(weight.dtype)
-    if hasattr(tower, "pos_embed"):
-        indices, shares = _grid_shares(
-            rows, cols, tower.num_grid_per_side, tower.spatial_merge_size
-        )
-        x = x + (tower.pos_embed(indices) * shares[..., None]).sum(1)
-    deep: list[Tensor] = []
     with torch.autocast("cpu", enabled=False):
         cos, sin = tower.rotary_pos_emb(x, _axial_positions(rows, cols, tower.spatial_merge_size))
     cos, sin = cos.view(1, 1, per_pair, -1), sin.view(1, 1, per_pair, -1)
-    for number, block in enumerate(tower.blocks):
+    for block in tower.blocks:
         attention = block.attn
         heads = attention.num_heads
         qkv = (
@@ -85,9 +67,7 @@ def tower_features(visual: nn.Module, patches: Tensor, rows: int, cols: int) -> 
         mixed = mixed.transpose(1, 2).reshape(num_pairs, per_pair, -1)
         x = x + attention.proj(mixed)
         x = x + block.mlp(block.norm2(x))
-        if number in getattr(tower, "deepstack_visual_indexes", ()):
-            deep.append(tower.deepstack_merger_list[len(deep)](x))
-    merged = torch.cat([tower.merger(x), *deep], dim=-1)
+    merged: Tensor = tower.merger(x)
     return merged.view(num_pairs, per_pair // tower.spatial_merge_size**2, -1)
 
 
@@ -117,32 +97,24 @@ def language_hidden(language_model: nn.Module, embeds: Tensor, positions: Tensor
     """Returns the normalised last hidden states of right-padded sequences, with a causal mask.
 
     Computes in the dtype of `embeds`; the model must have one key-value head.
-    embeds: [batch, length, hidden], and as columns behind them what is added after the first layers
-    (deepstack); positions: [3, batch, length] (time, row, column), with gaps.
+    embeds: [batch, length, hidden]; positions: [3, batch, length] (time, row, column), with gaps.
     """
     model: Any = language_model
     dtype = embeds.dtype
     cos, sin = model.rotary_emb(embeds, positions)
     cos, sin = cos.unsqueeze(2), sin.unsqueeze(2)  # [batch, length, 1, head_dim]
-    x, *deep = torch.split(embeds, model.config.hidden_size, dim=-1)
+    x = embeds
     batch, length, hidden = x.shape
     heads = model.config.num_attention_heads
     bias = torch.full((length, length), -1e9, dtype=dtype).triu(1).repeat(heads, 1)
-    for number, layer in enumerate(model.layers):
+    for layer in model.layers:
         attention, mlp = layer.self_attn, layer.mlp
         size = attention.head_dim
         parts = (attention.q_proj, attention.k_proj, attention.v_proj)
         weight = torch.cat([part.weight for part in parts]).to(dtype)
-        has_bias = parts[0].bias is not None
-        shift = torch.cat([part.bias for part in parts]).to(dtype) if has_bias else None
+        shift = torch.cat([part.bias for part in parts]).to(dtype)
         mixed = functional.linear(_norm(x, layer.input_layernorm), weight, shift)
         turned = mixed[..., : hidden + size].reshape(batch, length, heads + 1, size)
-        if hasattr(attention, "q_norm"):
-            of_heads = (
-                (attention.q_norm, turned[:, :, :heads]),
-                (attention.k_norm, turned[:, :, heads:]),
-            )
-            turned = torch.cat([_norm(part, norm) for norm, part in of_heads], dim=2)
         turned = _rotate(turned, cos, sin)
         query, key = turned[:, :, :heads].transpose(1, 2), turned[:, :, heads]
         seen = (
@@ -156,6 +128,4 @@ def language_hidden(language_model: nn.Module, embeds: Tensor, positions: Tensor
             2, dim=-1
         )
         x = x + functional.linear(functional.silu(gate) * up, mlp.down_proj.weight.to(dtype))
-        if number < len(deep):
-            x = x + deep[number]
     return _norm(x, model.norm)

@@ -71,13 +71,9 @@ def visual_features(visual: nn.Module, frames: Tensor) -> Tensor:
 
 
 def with_features(language: nn.Module, ids: Tensor, features: Tensor, video_pad: int) -> Tensor:
-    """Returns input embeddings in the dtype of `features`, [batch, length, columns of `features`].
-
-    The columns of deepstack are zero where there is text.
-    """
+    """Returns input embeddings in the dtype of `features`, [batch, length, hidden]."""
     inner: Any = language
-    embeds = inner.embed_tokens(ids).to(features.dtype)
-    embeds = functional.pad(embeds, (0, features.shape[-1] - embeds.shape[-1]))
+    embeds: Tensor = inner.embed_tokens(ids).to(features.dtype)
     return embeds.masked_scatter((ids == video_pad)[..., None], features)
 
 
@@ -86,8 +82,7 @@ def embed(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Returns input embeddings, positions and labels of the tokens that the model sees.
 
-    Their shapes are [batch, length, hidden and columns of deepstack], [3, batch, length] and
-    [batch, length].
+    Their shapes are [batch, length, hidden], [3, batch, length] and [batch, length].
     """
     inner: Any = model
     with (

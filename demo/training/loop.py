@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import os
 import random
-import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Protocol
@@ -33,15 +31,14 @@ def run_steps(
     parts: Mapping[str, Stateful],
     step: Callable[[int], Figures],
     save_every: int = 100,
-    log_every: int = 20,
 ) -> None:
     """Run `step(0)` .. `step(num_steps - 1)`, resuming after the last saved step; changes `parts`.
 
     A step's data depends only on its index, so a resumed stage gives the same result.
-    Writes `NAME.pt` (the state), `NAME.jsonl` (the figures) and, at the end, `NAME.done`.
+    Writes `NAME.pt` (the state) and, at the end, `NAME.done`.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    checkpoint, done, log = (folder / f"{name}.{end}" for end in ("pt", "done", "jsonl"))
+    checkpoint, done = (folder / f"{name}.{end}" for end in ("pt", "done"))
     first = 0
     if checkpoint.exists():
         state = torch.load(checkpoint, weights_only=True)
@@ -50,7 +47,6 @@ def run_steps(
             part.load_state_dict(state[key])
     if done.exists():
         return
-    started = time.monotonic()
     means: dict[str, float] = {}
     with tqdm(total=num_steps, initial=first, desc=name, unit="step", mininterval=5.0) as bar:
         for index in range(first, num_steps):
@@ -59,13 +55,7 @@ def run_steps(
             for key, value in figures.items():
                 means[key] = value if key not in means else 0.9 * means[key] + 0.1 * value
             bar.update()
-            if (index + 1) % log_every == 0:
-                bar.set_postfix(
-                    {key: f"{value:.3f}" for key, value in means.items()}, refresh=False
-                )
-                line = {"step": index + 1, "seconds": round(time.monotonic() - started, 1), **means}
-                with log.open("a") as file:
-                    file.write(json.dumps({k: round(v, 4) for k, v in line.items()}) + "\n")
+            bar.set_postfix({key: f"{value:.3f}" for key, value in means.items()}, refresh=False)
             if (index + 1) % save_every == 0 or index + 1 == num_steps:
                 save_state(
                     checkpoint,

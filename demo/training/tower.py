@@ -6,9 +6,8 @@ both frames of the pair, shape, size, direction, event state, home cell) and the
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -173,64 +172,18 @@ def tower_logits(visual: nn.Module, probe: Probe, frames: Tensor) -> Tensor:
 
 def train_tower(
     visual: nn.Module,
-    folder: Path,
-    *,
-    num_steps: int,
-    seed: int = 0,
-    render_core: int | None = None,
-) -> None:
-    """Train the tower in place; saves state and figures in `folder` as "tower"."""
-    torch.manual_seed(seed)
-    probe = Probe(visual.merger.mlp[-1].out_features)  # type: ignore[union-attr, index]
-    draw = partial(sample_batch, seed)
-    _train(visual, probe, folder, "tower", draw, num_steps, 3e-3, render_core)
-
-
-def widen_tower(
-    visual: nn.Module,
-    probe: Probe,
-    folder: Path,
-    *,
-    num_steps: int,
-    seed: int = 0,
-    render_core: int | None = None,
-) -> None:
-    """Train a tower and its probe further, at a low rate, on frames of all sizes."""
-    draw = partial(sample_batch, seed, sizes=WIDER_SIZES, stream=12)
-    _train(visual, probe, folder, "widen", draw, num_steps, 6e-4, render_core)
-
-
-def _train(
-    visual: nn.Module,
     probe: Probe,
     folder: Path,
     name: str,
     draw: Callable[[int], TowerBatch],
+    *,
     num_steps: int,
     rate: float,
-    render_core: int | None,
+    render_core: int | None = None,
 ) -> None:
-    def loss_of(batch: TowerBatch) -> tuple[Tensor, dict[str, float]]:
-        with torch.autocast("cpu", dtype=torch.bfloat16):
-            logits = tower_logits(visual, probe, torch.from_numpy(batch.frames))
-        return dense_loss(logits, torch.from_numpy(batch.labels))
-
+    """Trains a tower and its probe in place on the batches that `draw` makes in another process;
+    saves state and figures in `folder` as `name`."""
     modules = {"visual": visual, "probe": probe}
-    train_on_frames(modules, loss_of, folder, name, draw, num_steps, rate, render_core)
-
-
-def train_on_frames(
-    modules: Mapping[str, nn.Module],
-    loss_of: Callable[[TowerBatch], tuple[Tensor, dict[str, float]]],
-    folder: Path,
-    name: str,
-    draw: Callable[[int], TowerBatch],
-    num_steps: int,
-    rate: float,
-    render_core: int | None,
-    decay_share: float = 0.35,
-) -> None:
-    """Train modules in place on the batches that `draw` makes in another process."""
     named = [
         (f"{part}.{key}", value)
         for part, module in modules.items()
@@ -243,9 +196,12 @@ def train_on_frames(
         nonlocal batches
         if batches is None:
             batches = loop.prefetched(draw, index, num_steps, render_core)
-        loss, figures = loss_of(next(batches))
+        batch = next(batches)
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            logits = tower_logits(visual, probe, torch.from_numpy(batch.frames))
+        loss, figures = dense_loss(logits, torch.from_numpy(batch.labels))
         loss.backward()  # type: ignore[no-untyped-call]
-        optimizers.step(schedule(index, num_steps, decay_share=decay_share))
+        optimizers.step(schedule(index, num_steps, decay_share=0.35))
         return {"loss": float(loss.detach()), **figures}
 
     parts: dict[str, loop.Stateful] = {**modules, "optimizers": optimizers}

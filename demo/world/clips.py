@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import json
-from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from fractions import Fraction
 from pathlib import Path
@@ -171,28 +170,3 @@ def read_facts(folder: Path) -> list[ClipFacts]:
 def sample_clips() -> list[tuple[Path, ClipFacts]]:
     """Returns the bundled sample clips with their facts."""
     return [(SAMPLES / facts.file, facts) for facts in read_facts(SAMPLES)]
-
-
-def bundled() -> Iterator[Clip]:
-    """Yields the clips of the bundled files, from 64 visual tokens to more than 1,000."""
-    sizes = (
-        ("tray", Size(112, 112, 8, 1.0, 4), 8, 3),
-        ("handful", Size(140, 140, 8, 1.0, 6), 24, 5),
-        ("wide", Size(112, 168, 8, 1.0, 6), 12, 5),
-        ("longer", Size(168, 168, 12, 1.0, 7), 10, 6),
-        ("large", Size(224, 224, 16, 1.0, 8), 5, 6),
-        ("crowd", Size(336, 336, 16, 1.0, 8), 16, 7),
-    )
-    for index, (name, size, frame_rate, least) in enumerate(sizes):
-        rng = np.random.default_rng((HELD_OUT, 77, index))
-        scene = None
-        while scene is None or len(scene.objects) < least:
-            scene = world.sample_scene(
-                rng,
-                height=size.height,
-                width=size.width,
-                duration_s=size.num_frames / SAMPLED_PER_SECOND,
-                min_objects=least,
-                max_objects=size.max_objects,
-            )
-        yield Clip(name, scene, size, frame_rate)

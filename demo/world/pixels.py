@@ -1,6 +1,6 @@
 """Patches of frames for the vision tower, and augmentation that imitates a video codec.
 
-The patches equal those of the checkpoint's video processor.
+The patches equal the patches of the checkpoint's video processor.
 """
 
 from __future__ import annotations

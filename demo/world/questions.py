@@ -16,7 +16,7 @@ from tqdm import tqdm
 
 from demo.world import clips, texts
 
-_SHORT_QUESTIONS = 2  # of each clip, beside one of a description
+_SHORT_QUESTIONS = 2  # about each clip, beside a description
 
 
 def write_questions(folder: Path, *, num_clips: int, seed: int = 0) -> Path:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from transformers import AutoProcessor, Qwen2_5_VLForConditionalGeneration
@@ -49,34 +48,14 @@ def test_a_checkpoint_is_loaded_as_a_hub_model_is_and_describes_a_clip(name: str
     assert own[0] == out[0, inputs["input_ids"].shape[1] :].tolist()
 
 
-def test_the_pair_shares_its_tokenizer_and_fits_its_size() -> None:
-    files = [(MODELS / name / "tokenizer.json").read_text() for name in ("target", "draft")]
-    assert files[0] == files[1]
-    weights = sum(path.stat().st_size for path in MODELS.rglob("*.safetensors"))
-    assert weights < 60 * MEGABYTE
-
-
 def test_the_target_describes_a_bundled_clip_correctly() -> None:
     target = load(MODELS / "target")
     path, facts = clips.sample_clips()[1]
-    _, clip, *_ = clips.bundled()
     frames, rate = clips.read_mp4(path)
     sampled = clips.sample_like_processor(frames, rate)
     answer = greedy(target, Asked(sampled[None], [facts.question]))[0]
     said = set(texts.parse(str(target.tokenizer.decode(answer))))
-    assert len(said & set(texts.facts(clip.scene))) >= 0.8 * len(said) > 0
-
-
-def test_the_samples_are_real_files_from_short_to_long() -> None:
-    lengths = []
-    for path, facts in clips.sample_clips():
-        frames, rate = clips.read_mp4(path)
-        assert frames.shape[1:] == (facts.height, facts.width, 3)
-        assert rate == facts.frame_rate
-        assert len(frames) == round(facts.duration_s * rate)
-        lengths.append(facts.num_visual_tokens)
-    assert min(lengths) == 64
-    assert max(lengths) > 1000
+    assert len(said & set(texts.parse(facts.answer))) >= 0.8 * len(said) > 0
 
 
 @pytest.mark.parametrize(("kind", "least", "most"), [("short", 64, 128), ("long", 1000, 1200)])
@@ -95,10 +74,3 @@ def test_bench_clips_are_the_same_every_time_and_have_long_answers(
         assert count // 2 * (facts.height // 28) * (facts.width // 28) == facts.num_visual_tokens
         assert least <= facts.num_visual_tokens <= most
         assert len(tokenizer(facts.answer).input_ids) >= 100
-
-
-def test_held_out_scenes_differ_from_one_another() -> None:
-    scenes = [clips.held_out("short", index).scene for index in range(20)]
-    assert len({scene.texture_seed for scene in scenes}) == len(scenes)
-    frames = clips.through_codec(clips.held_out("short", 0))
-    assert frames.dtype == np.uint8

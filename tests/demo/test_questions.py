@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from demo.world import clips, texts
-from demo.world.questions import main, write_questions
+from demo.world.questions import write_questions
 from hippo.lab.benchmark.video_questions import read_questions
 
 TASK = Path(__file__).resolve().parents[2] / "examples" / "lmms_eval"
@@ -38,9 +38,3 @@ def test_each_clip_has_a_description_and_short_questions(
     text = (TASK / "clips.yaml").read_text()
     assert f"data_files: {path.name}" in text
     assert all(f"utils.{name}" in text for name in ("doc_to_visual", "process_results"))
-
-
-def test_the_number_of_clips_is_checked(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit):
-        main(["none", "--num-clips", "0"])
-    assert "--num-clips must be at least 1" in capsys.readouterr().err

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
+
 import numpy as np
 from transformers import PreTrainedTokenizerBase
 
-from demo.figures import content_mask
+from demo.figures import content_pieces
 from demo.training.batches import Encoder
 from demo.world import scenes as world
 from demo.world import texts
@@ -50,9 +52,7 @@ def test_a_conversation_is_encoded_as_by_the_chat_template(
 def test_content_tokens_spell_the_content_words(trained: PreTrainedTokenizerBase) -> None:
     text = description()
     ids = trained(text).input_ids
-    mask = content_mask(ids, trained)
-    kept = "".join(
-        str(trained.decode([token])) for token, content in zip(ids, mask, strict=True) if content
-    )
+    pieces = [str(trained.decode([token])) for token in ids]
+    kept = "".join(itertools.compress(pieces, content_pieces(pieces)))
     words = [text[start:end] for start, end in texts.content_spans(text)]
     assert kept.split() == words

@@ -1,24 +1,19 @@
-"""Mutated media through the decoder: no death or stall of its worker may be more than an error."""
+"""Mutated media through the service's decoder: no file may be more than an error of its own."""
 
 from __future__ import annotations
 
-import asyncio
-import dataclasses
-import json
 import re
-import sys
-import tempfile
-from collections.abc import Callable
-from pathlib import Path
-from typing import Any
+from collections.abc import Callable, Sequence
 
 from hippo.errors import MediaError
 from hippo.media.limits import DecodeLimits
-from hippo.types import Media, MediaKind
+from hippo.media.resizing import FrameLimits
+from hippo.models.interface.base import DecodedMedia
+from hippo.types import FramePlan, Media, MediaKind
 from hippo.video.decoder import MediaDecoder
 from tests.fuzz.corpus import encode, seeds
 from tests.fuzz.findings import Findings
-from tests.fuzz.media_worker import PLAN, make_input, read_corpus
+from tests.fuzz.mutate import generator, mutated
 
 LIMITS = DecodeLimits(
     max_frames=16,
@@ -28,119 +23,63 @@ LIMITS = DecodeLimits(
     timeout_s=5.0,
     max_memory_bytes=192 << 20,
 )
-_START_TIMEOUT_S = 60.0
+PLAN = FramePlan(fps=2.0, min_frames=4, max_frames=8, max_visual_tokens=200)
+FRAME_LIMITS = FrameLimits(
+    side_multiple=28,
+    video_pixels=(3136, 32_768),
+    image_pixels=(3136, 32_768),
+    max_video_tokens=1000,
+)
+_EVERY = 50  # inputs after which a good file must be decoded
+_UNFORESEEN = re.compile(r"cannot be decoded \(\w+\)")
 
 
 async def fuzz_media(num_inputs: int, findings: Findings, advance: Callable[[], None]) -> None:
-    """Decodes ``num_inputs`` mutated files in disposable processes.
-
-    A file that ends or stalls its process is decoded again by the service's own decoder: it must
-    become a MediaError, and a good file after it must be decoded.
-    """
+    """Decodes ``num_inputs`` mutated files, one after the other, whose decoder's processes may die
+    or stall of them: each must be decoded within the limits or become a MediaError that was
+    foreseen, and a good file must be decoded afterwards."""
     good = Media(MediaKind.VIDEO, encode("mp4", "libx264"))
-    with tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
-        for number, (kind, _, data) in enumerate(seeds()):
-            (folder / f"{number:03}.{kind.value}").write_bytes(data)
-        corpus = read_corpus(folder)
-        findings.figures["corpus files"] = len(corpus)
-        number = 0
-        async with MediaDecoder(LIMITS) as decoder:
-            while number < num_inputs:
-                end, why = await _run_worker(folder, number, num_inputs, findings, advance)
-                if why and end < num_inputs:
-                    kind, data = make_input(corpus, findings.seed, end)
-                    outcome = await _by_service(decoder, Media(kind, data), good)
-                    if outcome is None:
-                        findings.fail(end, f"{why}, and the service does not make an error of it")
-                        outcome = "not handled"
-                    findings.count(f"{why}; the service says: {outcome}")
-                    advance()
-                    end += 1
-                number = end
-            if await _by_service(decoder, good, good) != "decoded":
-                findings.fail(num_inputs, "a good file is refused afterwards")
-
-
-async def _run_worker(
-    folder: Path, start: int, end: int, findings: Findings, advance: Callable[[], None]
-) -> tuple[int, str]:
-    """Which input comes next, and what happened to the worker at it, if something did."""
-    limits = json.dumps(dataclasses.asdict(LIMITS))
-    process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "tests.fuzz.media_worker"),
-        *(str(findings.seed), str(start), str(end), str(folder), limits),
-        stdout=asyncio.subprocess.PIPE,
-        stderr=asyncio.subprocess.DEVNULL,
-        cwd=Path(__file__).parents[2],
-    )
-    assert process.stdout is not None
-    number, why = start, ""
-    try:
-        while number < end:
-            timeout_s = _START_TIMEOUT_S if number == start else 4 * LIMITS.timeout_s
-            try:
-                async with asyncio.timeout(timeout_s):
-                    line = await process.stdout.readline()
-            except TimeoutError:
-                return number, "the decoder takes too long"
-            if not line:
-                break
-            reply = json.loads(line)
-            if "wrong" in reply:
-                findings.fail(number, f"a wrong reply: {reply['wrong']}")
-            if "unexpected" in reply:
-                findings.fail(number, "an error that was not foreseen", trace=reply["unexpected"])
-            findings.count(_outcome(reply))
-            if number % 1000 == 999:
-                _note_memory(process.pid, findings)
+    corpus = [(kind, data) for kind, _, data in seeds()]
+    findings.figures["corpus files"] = len(corpus)
+    async with MediaDecoder(LIMITS, num_workers=1) as decoder:
+        decoder.frame_limits = FRAME_LIMITS
+        for number in range(num_inputs):
+            outcome = await _decode(decoder, _input(corpus, findings.seed, number))
+            findings.count(outcome)
+            if number % _EVERY == 0 and not outcome.startswith("failed"):
+                again = await _decode(decoder, good)
+                outcome = outcome if again == "decoded" else f"failed: a good file then: {again}"
+            if outcome.startswith("failed"):
+                findings.fail(number, outcome)
             advance()
-            number += 1
-            if "is_out_of_memory" in reply:
-                return number, ""
-        else:
-            return end, ""
-        code = await process.wait()
-        why = f"the decoder dies of signal {-code}" if code < 0 else "the decoder's process ends"
-        return number, why
-    finally:
-        if process.returncode is None:
-            process.kill()
-        await process.wait()
 
 
-async def _by_service(decoder: MediaDecoder, media: Media, good: Media) -> str | None:
-    """The error that the service makes of it, "decoded", or None: it has none, or is broken."""
+def _input(seeds: Sequence[tuple[MediaKind, bytes]], seed: int, number: int) -> Media:
+    """Input ``number``; one in 16 is sent as the other kind."""
+    rng = generator(seed, number)
+    kind, data = rng.choice(seeds)
+    data = mutated(rng, data, [other for _, other in seeds])
+    if rng.random() < 1 / 16:
+        kind = MediaKind.IMAGE if kind is MediaKind.VIDEO else MediaKind.VIDEO
+    return Media(kind, data)
+
+
+async def _decode(decoder: MediaDecoder, media: Media) -> str:
+    """What became of it: "decoded", the error without what differs from file to file, or what
+    failed."""
     try:
-        await decoder.decode(media, PLAN)
-        outcome = "decoded"
+        decoded = await decoder.decode(media, PLAN)
     except MediaError as error:
-        outcome = _shape(error.message)
-    except Exception:
-        return None
-    try:
-        await decoder.decode(good, PLAN)
-    except Exception:
-        return None
-    return outcome
+        if _UNFORESEEN.search(error.message):
+            return f"failed: an error that was not foreseen: {error.message}"
+        return re.sub(r"'[^']*'|\d[\d,.]*", "_", re.split(r"[:;(]", error.message)[0]).strip()[:60]
+    except Exception as error:
+        return f"failed: {error!r}"
+    return "decoded" if _is_sound(decoded) else f"failed: a wrong reply: {decoded}"
 
 
-def _outcome(reply: dict[str, Any]) -> str:
-    if "shape" in reply:
-        return "decoded"
-    if "is_out_of_memory" in reply:
-        return "out of memory"
-    return _shape(reply.get("error", "wrong reply"))
-
-
-def _shape(message: str) -> str:
-    """A message without what differs from file to file."""
-    return re.sub(r"'[^']*'|\d[\d,.]*", "_", re.split(r"[:;(]", message)[0]).strip()[:60]
-
-
-def _note_memory(pid: int, findings: Findings) -> None:
-    status = Path(f"/proc/{pid}/status").read_text()
-    found = re.search(r"VmHWM:\s+(\d+)", status)
-    peak = int(found[1]) / 1024 if found else 0.0
-    name = "MiB at most in a worker"
-    findings.figures[name] = max(findings.figures.get(name, 0.0), peak)
+def _is_sound(decoded: DecodedMedia) -> bool:
+    num_frames, height, width, _ = decoded.frames.shape
+    is_within = num_frames <= LIMITS.max_frames and height * width <= LIMITS.max_pixels
+    is_whole = len(decoded.frame_seconds) == num_frames
+    return is_within and is_whole and 0 < decoded.sampled_fps < float("inf")

@@ -58,13 +58,13 @@ def test_the_size_in_which_a_model_sees_frames_is_written(monkeypatch: pytest.Mo
         (["{clip}", "--score-layers", "21"], "the model has 20"),
         (["{clip}", "--strategies", "uv", "--score-layers", "20"], "uv scores by at most 19"),
         (["{clip}", "--model", "/no/such/model"], "no"),
-        (["{figures}"], "not a video"),
+        (["{config}"], "not a video"),
     ],
 )
 def test_what_cannot_be_drawn_is_said_in_a_sentence(
     arguments: list[str], message: str, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
-    places = {"clip": str(CLIPS / "tray.mp4"), "figures": str(BUNDLED_PAIR / "figures.json")}
+    places = {"clip": str(CLIPS / "tray.mp4"), "config": str(BUNDLED_PAIR / "target/config.json")}
     given = [argument.format(**places) for argument in arguments]
     if "--out" not in given:
         given += ["--out", str(tmp_path / "kept.png")]

@@ -15,9 +15,7 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import random
-import shlex
 import sys
 import tempfile
 import threading
@@ -30,9 +28,9 @@ from typing import Any
 
 from rich.console import Console
 
-from demo.world.clips import write_bench_clips
-from hippo.cli.stack import BUNDLED_PAIR, StackOptions, default_cores
-from hippo.client.requests import Question, question_about
+from bench.answers.runs import bundled_pair, questions_about
+from bench.base.clips import held_out_clips
+from bench.base.options import add_out, new_result, parser_of, write_result
 from hippo.client.server import Server
 from hippo.client.tables import progress_bar
 from tests.soak.memory import Sample, growth_mb_a_minute, watch_memory
@@ -68,61 +66,27 @@ class Plan:
 def main(argv: Sequence[str] | None = None) -> None:
     """Runs, prints a table for docs/reliability.md and writes JSON."""
     args = _parse(argv)
-    given = argv if argv is not None else sys.argv[1:]
     plan = Plan(args.minutes, args.clients, args.seed)
     console = Console()
-    with (
-        tempfile.TemporaryDirectory() as folder,
-        run_stack(_pair(args)) as stack,
-    ):
-        questions = _questions(Path(folder), args.num_clips)
+    caches = (
+        *("--slots", str(args.slots)),
+        *("--vision-cache-mb", str(args.cache_mb), "--media-cache-mb", str(args.cache_mb)),
+    )
+    options = bundled_pair(args.dtype, target_args=caches, draft_args=caches)
+    with tempfile.TemporaryDirectory() as folder, run_stack(options) as stack:
+        clips = held_out_clips(Path(folder), kind="short", num_clips=args.num_clips)
+        questions = questions_about(clips)
         tasks = [Task(question, form) for question in questions for form in SAMPLINGS]
-        result = {
-            "command": f"python -m tests.soak {shlex.join(given)}".strip(),
-            "dtype": args.dtype,
-            "slots": args.slots,
-            "cache_mb": args.cache_mb,
-            **asdict(plan),
-            **soak(stack, expected(stack.url, tasks, console), plan, console),
-        }
-    args.out.parent.mkdir(parents=True, exist_ok=True)
-    args.out.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+        found = soak(stack, expected(stack.url, tasks, console), plan, console)
+    facts = {"dtype": args.dtype, "slots": args.slots, "cache_mb": args.cache_mb}
+    result = new_result("tests.soak", argv, **facts, **asdict(plan), **found)
+    write_result(args.out, result)
     for name, figure in rows(result):
         console.print(f"| {name} | {figure} |", highlight=False, soft_wrap=True)
     console.print(f"written to {args.out}")
     for problem in problems(result):
         console.print(f"[red]{problem}[/]", highlight=False)
     sys.exit(1 if problems(result) else 0)
-
-
-def _pair(args: argparse.Namespace) -> StackOptions:
-    """The bundled pair, each model on a core, and this process on the draft's."""
-    target_core, draft_core = default_cores("cpu", "cpu")
-    if draft_core is not None:
-        os.sched_setaffinity(0, {draft_core})
-    caches = (
-        *("--slots", str(args.slots)),
-        *("--vision-cache-mb", str(args.cache_mb), "--media-cache-mb", str(args.cache_mb)),
-    )
-    return StackOptions(
-        target_model=str(BUNDLED_PAIR / "target"),
-        draft_model=str(BUNDLED_PAIR / "draft"),
-        dtype=args.dtype,
-        target_core=target_core,
-        draft_core=draft_core,
-        port=0,
-        target_args=caches,
-        draft_args=caches,
-    )
-
-
-def _questions(folder: Path, num_clips: int) -> list[Question]:
-    """One about each of so many held-out clips, which are written to the folder."""
-    questions = []
-    for facts in write_bench_clips(folder, num_clips=num_clips, kind="short"):
-        video = str(folder / facts.file)
-        questions.append(question_about(facts.question, video, name=facts.file))
-    return questions
 
 
 def expected(
@@ -247,11 +211,7 @@ def _left_behind(stack: RunningStack) -> dict[str, Any]:
 
 
 def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        prog="python -m tests.soak",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = parser_of("tests.soak", __doc__)
     add = parser.add_argument
     add("--minutes", type=float, default=10.0)
     add("--clients", type=int, default=12)
@@ -260,7 +220,7 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
     add("--dtype", choices=("float32", "bfloat16", "float16"), default="float32")
     add("--cache-mb", type=int, default=16, help="of both caches of media; small, to fill soon")
     add("--seed", type=int, default=0, help="of what clients do and of the trouble")
-    add("--out", type=Path, default=Path("bench/out/soak.json"))
+    add_out(parser, "soak.json")
     return parser.parse_args(argv)
 
 

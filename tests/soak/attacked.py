@@ -37,10 +37,11 @@ from urllib.parse import urlsplit
 from rich.console import Console
 
 from bench.answers.runs import bundled_pair
+from bench.base.clips import held_out_clips
 from bench.base.options import add_out, names, new_result, parser_of, write_result
 from bench.base.tables import wide_console, wide_table
-from bench.pages.results import environment_line, replace_measured
-from demo.world.clips import write_bench_clips
+from bench.pages.markers import rewrite
+from bench.pages.results import environment_line
 from hippo.base.subprocesses import importing_environment
 from hippo.client.requests import Question, new_salt, question_about
 from hippo.client.server import Server
@@ -49,7 +50,7 @@ from hippo.errors import HippoError
 from tests.soak.__main__ import expected
 from tests.soak.attacker import Aim
 from tests.soak.attacks import ATTACKS, sentence
-from tests.soak.memory import reset_peaks, tree_peaks
+from tests.soak.memory import reset_peaks, tree_mb
 from tests.soak.promises import (
     MAX_RECOVERY_S,
     MAX_SLOWDOWN,
@@ -67,12 +68,12 @@ from tests.support.watching.compose import ROOT
 CLIENTS, MALLORY = ("alice", "bob", "carol"), "mallory"
 KEYS = {name: f"sk-{name}-0123456789" for name in (*CLIENTS, MALLORY)}
 _SAMPLINGS: tuple[dict[str, Any], ...] = ({"temperature": 0}, {"temperature": 0.8, "seed": 1})
-_NUM_TOKENS = 32  # of each answer, so that those to questions of a kind take equally long
+_NUM_TOKENS = 32  # in each answer: answers of one kind take equally long
 _TEXTS = ("What is a circle?", "Name three colours.", "What moves to the left?", "Who are you?")
 _TIMEOUT_S = 60.0  # a read of an ordinary client's
-_PAUSE_S = 0.2  # of a client whose question failed
+_PAUSE_S = 0.2  # after a client's question failed
 _EVERY_S = 2.0  # between two looks at the memory, which take some milliseconds
-_FIRST_SHARE, _QUIET_SHARE = 0.05, 0.25  # of the time: of the first quiet phase, and of the others
+_FIRST_SHARE, _QUIET_SHARE = 0.05, 0.25  # of the first quiet phase, of others
 _LEAST_QUIET = 2 * len(_SAMPLINGS)  # questions of a client in a quiet phase: of each kind
 _ALL_CORES = os.sched_getaffinity(0)  # before this process is pinned to the draft's
 _GATEWAY = (
@@ -98,9 +99,9 @@ class Place:
 
     url: str
     pids: Callable[[], Mapping[str, int]]
-    addresses: Mapping[str, str]  # of the draft and the target
+    addresses: Mapping[str, str]  # for draft and target
     lines: Sequence[str]  # what the services log
-    mend: Callable[[], list[str]] = list  # starts again what has ended, and names it
+    ended: Callable[[], list[str]] = list  # the services that have ended
 
     def server(self, name: str) -> Server:
         """The gateway, for a client of that name."""
@@ -127,8 +128,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     options = bundled_pair("float32", gateway_args=_GATEWAY)
     with tempfile.TemporaryDirectory() as folder, run_stack(options) as stack:
         addresses = {name: stack.stack.address(name) for name in ("draft", "target")}
-        mend = functools.partial(_restart_ended, stack)
-        place = Place(stack.url, stack.pids, addresses, stack.lines, mend)
+        ended = functools.partial(_ended, stack)
+        place = Place(stack.url, stack.pids, addresses, stack.lines, ended)
         tasks = expected(stack.url, _tasks(Path(folder)), console, key=KEYS[CLIENTS[0]])
         result["phases"] = attacked(place, tasks, args.only, 60 * args.minutes, console)
     write_result(args.out, result)
@@ -139,7 +140,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         head = f"`{result['command']}`, {environment_line(result['environment'])}"
         kept = len(columns) - 3  # what the attacker got is in the JSON
         page = f"{head}\n\n{markdown(columns[:kept], [row[:kept] for row in rows])}"
-        replace_measured(ROOT / "docs/reliability.md", page, name="attacker")
+        rewrite(ROOT / "docs/reliability.md", "attacker", page)
     for problem in problems(result):
         console.print(problem, style="red", highlight=False, markup=False)
     sys.exit(1 if problems(result) else 0)
@@ -168,7 +169,7 @@ def attacked(
             least = 0 if name != QUIET else len(tasks) if not phases else _LEAST_QUIET
             phases.append(_phase(place, tasks, name, phase_s, least))
             progress.advance(bar, phase_s)
-            if phases[0]["faults"]:  # then nothing can be compared
+            if phases[0]["faults"] or phases[-1]["ended"]:  # then nothing can be compared
                 break
             if name == QUIET:
                 quiet_s = worst(phases[-1])
@@ -199,7 +200,7 @@ def _phase(
     is one."""
     stop, is_over = threading.Event(), threading.Event()
     seen, first_line = list[Seen](), len(place.lines)
-    peaks = dict.fromkeys(SERVICES, (0.0, 0.0))
+    peaks = dict.fromkeys(SERVICES, 0.0)
     watching = threading.Thread(target=_watch, args=(place, is_over, peaks))
     threads = []
     for first, client in enumerate(CLIENTS):
@@ -225,10 +226,9 @@ def _phase(
         "num_answers": len(seen),
         "seconds": answered,
         "faults": [each.fault for each in seen if each.fault],
-        "resident_mb": {service: resident for service, (resident, _) in peaks.items()},
-        "share_mb": {service: share for service, (_, share) in peaks.items()},
+        "resident_mb": peaks,
         "num_tracebacks": sum("Traceback" in line for line in place.lines[first_line:]),
-        "ended": place.mend(),
+        "ended": place.ended(),
         "attacker": attacker,
         "recovered_s": None,
     }
@@ -247,22 +247,21 @@ def _keep_asking(
             stop.wait(_PAUSE_S)
 
 
-def _watch(place: Place, is_over: threading.Event, peaks: dict[str, tuple[float, float]]) -> None:
-    """Keeps the most resident memory, and the most of the services' shares of it."""
+def _watch(place: Place, is_over: threading.Event, peaks: dict[str, float]) -> None:
+    """Keeps the most resident memory."""
     for pid in place.pids().values():
         reset_peaks(pid)
     is_last = False
     while not is_last:
         is_last = is_over.wait(_EVERY_S)
         for name, pid in place.pids().items():
-            resident, share = tree_peaks(pid)
-            peaks[name] = (max(peaks[name][0], resident), max(peaks[name][1], share))
+            peaks[name] = max(peaks[name], tree_mb(pid, "VmHWM"))
 
 
 @contextlib.contextmanager
 def _attacking(aim: Aim) -> Iterator[dict[str, Any]]:
     """The attacker is at work; what it got is in the dictionary afterwards."""
-    command = [sys.executable, "-m", "tests.soak.attacks", json.dumps(asdict(aim))]
+    command = [sys.executable, "-m", "tests.soak.attack", json.dumps(asdict(aim))]
     got: dict[str, Any] = {}
     with subprocess.Popen(
         command,
@@ -300,25 +299,19 @@ def _recover(place: Place, tasks: Sequence[Task], quiet_s: Mapping[str, float]) 
 
 def _tasks(folder: Path) -> list[Task]:
     """Questions about clips, which are written to the folder, and about nothing, in turn."""
-    clips = write_bench_clips(folder, num_clips=len(_TEXTS), kind="short")
+    clips = held_out_clips(folder, kind="short", num_clips=len(_TEXTS))
     questions: list[Question] = []
-    for facts, text in zip(clips, _TEXTS, strict=True):
+    for clip, text in zip(clips, _TEXTS, strict=True):
         questions += [
-            question_about(facts.question, str(folder / facts.file), name="video"),
+            question_about(clip.question, str(clip.path), name="video"),
             question_about(text, name="text"),
         ]
     budget = {"max_tokens": _NUM_TOKENS, "ignore_eos": True}
     return [Task(each, {**form, **budget}) for each in questions for form in _SAMPLINGS]
 
 
-def _restart_ended(stack: RunningStack) -> list[str]:
-    """Starts again what has ended, and returns its names."""
-    ended = [name for name in SERVICES if not stack.stack.child(name).is_running]
-    for name in ended:
-        stack.stack.start_service(name)
-    if ended:
-        stack.stack.wait_ready(timeout_s=200)
-    return ended
+def _ended(stack: RunningStack) -> list[str]:
+    return [name for name in SERVICES if not stack.stack.child(name).is_running]
 
 
 def _parse(argv: Sequence[str] | None) -> argparse.Namespace:

@@ -1,22 +1,13 @@
-"""What one client with a key of its own can do to a server: ``python -m tests.soak.attacks JSON``.
-
-A process of its own, so that its processor time is its own and no other client's thread waits for
-it. It makes its payloads, prints a line, attacks until its input ends, and prints what it got.
-"""
+"""What one client with a key of its own can do to a server."""
 
 from __future__ import annotations
 
 import asyncio
 import base64
-import contextlib
 import io
 import itertools
 import json
-import os
-import resource
 import struct
-import sys
-import time
 import uuid
 from collections.abc import Callable, Coroutine, Iterable, Mapping
 from typing import Any
@@ -28,14 +19,12 @@ from PIL import Image
 
 from hippo.rpc.options import NO_PROXY
 from tests.fuzz.corpus import encode, picture
-from tests.soak.attacker import AGAIN_S, CHAT, MB, PAUSE_S, Aim, Attacker, head_of, status_of
+from tests.soak.attacker import AGAIN_S, CHAT, MB, PAUSE_S, Attacker, head_of, status_of
 
-_SPACES = b" " * MB  # of which JSON may have any number
+_SPACES = b" " * MB  # JSON may have any number of spaces
 _NUM_CONNECTIONS = 400
-_FIRST_OUTCOME_S = 30.0
-_NICE = 19  # the processor time that nobody else wants: the services have two cores
 _JSON = {"content-type": "application/json"}
-_MAX_OWN_SHARE = 0.5  # of a prompt that only another key asked: more than the template's tokens
+_MAX_OWN_SHARE = 0.5  # cached share of another key's prompt; a template's share is below
 
 Workers = Iterable[Coroutine[Any, Any, None]]
 ATTACKS: dict[str, Callable[[Attacker], Workers]] = {}
@@ -323,46 +312,3 @@ def special_tokens(at: Attacker) -> Workers:
     bodies = [chat(name * 100) for name in names]
     bodies += [image.replace(b"What is this?", name.encode() * 20) for name in names]
     return [at.keep_asking(*bodies)]
-
-
-async def _until_the_end(at: Attacker) -> None:
-    """Waits until the input ends; and, as it may have had no processor time, for an outcome."""
-    await asyncio.get_running_loop().run_in_executor(None, sys.stdin.read)
-    with contextlib.suppress(TimeoutError):
-        async with asyncio.timeout(_FIRST_OUTCOME_S):
-            while not at.outcomes:
-                await asyncio.sleep(PAUSE_S)
-
-
-async def _run(aim: Aim) -> dict[str, Any]:
-    at = Attacker(aim)
-    workers = list(ATTACKS[aim.attack](at))
-    before_s = time.process_time()
-    sys.stdout.write("attacking\n")
-    sys.stdout.flush()
-    tasks = [asyncio.create_task(worker) for worker in workers]
-    ended = asyncio.create_task(_until_the_end(at))
-    await asyncio.wait((*tasks, ended), return_when=asyncio.FIRST_COMPLETED)
-    for task in tasks:
-        task.cancel()
-    for ending in await asyncio.gather(*tasks, return_exceptions=True):
-        if isinstance(ending, Exception):
-            raise ending
-    return {
-        "outcomes": dict(at.outcomes),
-        "broken": sorted(set(at.broken)),
-        "cpu_s": time.process_time() - before_s,
-    }
-
-
-def main() -> None:
-    """Attacks until its input ends."""
-    os.nice(_NICE)
-    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
-    result = asyncio.run(_run(Aim(**json.loads(sys.argv[1]))))
-    sys.stdout.write(json.dumps(result) + "\n")
-
-
-if __name__ == "__main__":
-    main()

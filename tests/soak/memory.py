@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import statistics
 import threading
 import time
@@ -12,6 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import psutil
+
+from bench.answers.memory import process_megabytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,42 +24,20 @@ class Sample:
     resident_mb: float
 
 
-def tree_mb(pid: int) -> float:
+def tree_mb(pid: int, field: str = "VmRSS") -> float:
     """Resident memory of a process and those that it started, in MB; what they share counts in
-    each."""
-    total = 0
-    for process in _tree(pid):
-        with suppress(psutil.Error):  # it has just ended
-            total += process.memory_info().rss
-    return total / 1e6
-
-
-def tree_peaks(pid: int) -> tuple[float, float]:
-    """The most resident memory of a process and of those that it started, added up, and their
-    present share of it (pages that several have count in parts), both in MB."""
-    most = share = 0
-    for process in _tree(pid):
-        with suppress(psutil.Error, OSError):  # it has just ended
-            status = Path(f"/proc/{process.pid}/status").read_text(errors="replace")
-            if peak := re.search(r"^VmHWM:\s+(\d+) kB", status, re.MULTILINE):  # a zombie has none
-                most += 1024 * int(peak[1])
-            share += process.memory_full_info().pss
-    return most / 1e6, share / 1e6
+    each. With the field VmHWM: the most of each."""
+    with suppress(psutil.Error, OSError):  # it has just ended
+        return sum(process_megabytes({"": pid}, [field]).values())
+    return 0.0
 
 
 def reset_peaks(pid: int) -> None:
     """The most resident memory counts from now on."""
-    for process in _tree(pid):
-        with suppress(OSError):
-            Path(f"/proc/{process.pid}/clear_refs").write_text("5")
-
-
-def _tree(pid: int) -> list[psutil.Process]:
-    try:
+    with suppress(psutil.Error, OSError):  # it has just ended
         parent = psutil.Process(pid)
-        return [parent, *parent.children(recursive=True)]
-    except psutil.Error:  # it has just ended
-        return []
+        for process in (parent, *parent.children(recursive=True)):
+            Path(f"/proc/{process.pid}/clear_refs").write_text("5")
 
 
 def watch_memory(

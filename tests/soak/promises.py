@@ -85,38 +85,26 @@ def _problems(
 
 
 def table(result: Mapping[str, Any]) -> tuple[list[str], list[list[str]]]:
-    """Columns and rows: one of all quiet phases, and one for each attack."""
-    phases = result["phases"]
-    quiet = [phase for phase in phases if phase["name"] == QUIET]
-    first = {
-        **quiet[0],
-        "num_answers": sum(phase["num_answers"] for phase in quiet),
-        "faults": [fault for phase in quiet for fault in phase["faults"]],
-        "seconds": {
-            kind: [each for phase in quiet for each in phase["seconds"].get(kind, ())]
-            for kind in worst(*quiet)
-        },
-    }
-    limits = (f"{name}, MB of {result['limits_mb'][name]:,.0f}" for name in SERVICES)
+    """Columns, and rows of the first quiet phase and of each attack."""
+    compared = list(_compared(result["phases"]))
+    shown = [compared[0], *(pair for pair in compared if pair[0]["name"] != QUIET)]
     columns = [
-        "attack",
-        "answers, equal",
-        *(f"{kind}: median, worst s (×)" for kind in first["seconds"]),
+        *("attack", "answers, equal"),
+        *(f"{kind}: median, worst s (×)" for kind in shown[0][1]),
+        *(f"{name}, MB of {result['limits_mb'][name]:,.0f}" for name in SERVICES),
+        *("as before after s", "attacker's processor s", "attacker's replies"),
     ]
-    columns += [*limits, "as before after s", "attacker's processor s", "attacker's replies"]
-    attacks = [pair for pair in _compared(phases) if pair[0]["name"] != QUIET]
-    return columns, [_row(phase, quiet_s) for phase, quiet_s in ((first, worst(first)), *attacks)]
+    return columns, [_row(phase, quiet_s) for phase, quiet_s in shown]
 
 
 def _row(phase: Mapping[str, Any], quiet_s: Mapping[str, float]) -> list[str]:
     attacker = phase["attacker"] or {"cpu_s": None, "outcomes": {}}
     replies = [f"{count:,} {what}" for what, count in sorted(attacker["outcomes"].items())]
-    memory = zip(phase["resident_mb"].values(), phase["share_mb"].values(), strict=True)
     return [
         phase["name"],
         f"{phase['num_answers']}, {phase['num_answers'] - len(phase['faults'])}",
         *(_latency(phase["seconds"].get(kind, ()), most_s) for kind, most_s in quiet_s.items()),
-        *(f"{resident:,.0f} ({share:,.0f})" for resident, share in memory),
+        *(f"{resident:,.0f}" for resident in phase["resident_mb"].values()),
         number(phase["recovered_s"], ".1f"),
         number(attacker["cpu_s"], ".1f"),
         ", ".join(replies) or "-",

@@ -33,7 +33,7 @@ FATES: Mapping[Fate, int] = {
 POLICIES = ("adaptive",) * 4 + ("serial", "vpsd", "optimistic", "conservative", "off")
 _SMALL_BUFFER = 4096  # bytes that a slow reader's kernel takes before it reads
 _TIMEOUT_S = 60.0
-_PAUSE_S = 0.05  # of a client that was told to come later
+_PAUSE_S = 0.05  # before a client asks again
 _TOLD_LATER = "told to come later (429)"
 
 

@@ -1,6 +1,6 @@
 """Questions of six published benchmarks, from the annotation files that their authors publish.
 
-Fields and prompts are those of the data sets' own files and of lmms-eval's tasks (0.7.3).
+Fields and prompts come from the data sets' own files and from lmms-eval's tasks (0.7.3).
 """
 
 from __future__ import annotations

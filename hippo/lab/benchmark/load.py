@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from hippo.client.answers import Answer
-from hippo.client.requests import Request, new_salt
+from hippo.client.requests import Request
 from hippo.client.server import Server
 from hippo.errors import HippoError
 
@@ -64,9 +64,9 @@ class ClosedLoop:
     """Runs ``num_clients`` clients. The window begins when ``num_clients`` requests have ended, and
     ends after ``num_answers`` further requests or ``seconds``; exactly one of the two is given.
 
-    Clients take questions in turn, ``num_together`` at a time, and servers round robin. Only
-    questions that a client takes together share a cache salt, so only they can reuse the server's
-    cache. ``on_start`` is called when the window begins, ``on_answer`` after each request.
+    Clients take questions in turn, and servers round robin. No request can reuse what the server
+    has cached of another. ``on_start`` is called when the window begins, ``on_answer`` after each
+    request.
     """
 
     servers: Sequence[Server]
@@ -75,7 +75,6 @@ class ClosedLoop:
     num_answers: int | None = None
     seconds: float | None = None
     tolerates_errors: bool = False
-    num_together: int = 1
     on_start: Callable[[], None] = lambda: None
     on_answer: Callable[[], None] = lambda: None
     _numbers: Iterator[int] = field(default_factory=itertools.count)
@@ -119,9 +118,10 @@ class ClosedLoop:
         connection = self.servers[number % len(self.servers)].connect()
         is_first = True
         try:
-            for index, salt in self._next_turns(number):
+            while not self._is_over:
+                index = next(self._numbers) % len(self.requests)
                 try:
-                    answer = connection.ask(self.requests[index].body(salt))
+                    answer = connection.ask(self.requests[index].body())
                 except HippoError as error:
                     if not self.tolerates_errors:
                         raise
@@ -140,21 +140,6 @@ class ClosedLoop:
             self._is_over = True
         finally:
             connection.close()
-
-    def _next_turns(self, client: int) -> Iterator[tuple[int, str]]:
-        """Yields question index and cache salt of each request of one client.
-
-        Clients begin at different places of their first ``num_together`` questions; otherwise all
-        clients would ask a question that finds nothing cached at the same time.
-        """
-        skipped = client % self.num_together
-        while not self._is_over:
-            first, salt = next(self._numbers) * self.num_together, new_salt()
-            for number in range(first + skipped, first + self.num_together):
-                if self._is_over:
-                    return
-                yield number % len(self.requests), salt
-            skipped = 0
 
     def _add_ended(self, ended: Ended) -> None:
         with self._lock:

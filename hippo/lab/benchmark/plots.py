@@ -13,7 +13,7 @@ from hippo.errors import InvalidRequestError
 
 SUFFIXES = (".svg", ".png")
 _GREY = "#777777"
-_COLOURS = ("#2f6f9f", "#c58a2c", "#8a5fa8", "#4d7c4f", "#c2410c")
+COLOURS = ("#2f6f9f", "#c58a2c", "#8a5fa8", "#4d7c4f", "#c2410c")
 
 Row = Mapping[str, Any]
 
@@ -22,13 +22,13 @@ def check_plot(goal: Path) -> None:
     """Raises HippoError if ``goal`` has no known suffix or matplotlib is not installed."""
     if goal.suffix.lower() not in SUFFIXES:
         raise InvalidRequestError(f"{goal}: a plot's name ends in {' or '.join(SUFFIXES)}")
-    _figure(1, 1)
+    new_figure(1, 1)
 
 
 def draw_speedups(rows: Sequence[Row], goal: Path, *, title: str) -> None:
     """Draws decode and end-to-end speedups with intervals; ``rows`` are of ``summarise``."""
     shown = list(reversed([row for row in rows if row["system"] != TARGET_ONLY]))
-    figure = _figure(8.4, 0.42 * len(shown) + 1.5)
+    figure = new_figure(8.4, 0.42 * len(shown) + 1.5)
     axes = figure.subplots()
     for offset, key, label, colour in (
         (0.2, "decode_speedup", "decode (first token to last)", "#2f6f9f"),
@@ -48,33 +48,33 @@ def draw_speedups(rows: Sequence[Row], goal: Path, *, title: str) -> None:
     axes.set_xlabel("times as fast as target-only decoding on the same device")
     axes.set_title(title, fontsize=10, loc="left")
     axes.legend(fontsize=8, loc="upper right")
-    _finish(figure, goal)
+    finish(figure, goal)
 
 
 def draw_answers(
     system: str, values: Mapping[str, Sequence[float]], goal: Path, *, title: str
 ) -> None:
     """Draws the cumulative distribution of each quantity of one system's answers, a panel each."""
-    figure = _figure(4.3 * len(values) + 0.6, 3.6)
+    figure = new_figure(4.3 * len(values) + 0.6, 3.6)
     panels = figure.subplots(1, len(values), sharey=True, squeeze=False)[0]
     for axes, (label, numbers) in zip(panels, values.items(), strict=True):
         ordered = sorted(numbers)
         shares = [(index + 1) / len(ordered) for index in range(len(ordered))]
         # Begins at 0 at the least value, so that even a single answer is a line.
         places = [ordered[0], *ordered]
-        axes.step(places, [0.0, *shares], where="post", color=_COLOURS[0], label=system)
+        axes.step(places, [0.0, *shares], where="post", color=COLOURS[0], label=system)
         axes.set_xlabel(label)
         axes.set_xlim(left=0)
         axes.set_ylim(0, 1.02)
     panels[0].set_ylabel("share of answers")
     panels[0].legend(fontsize=8, frameon=False)
     figure.suptitle(title, fontsize=10, x=0.01, ha="left")
-    _finish(figure, goal)
+    finish(figure, goal)
 
 
 def draw_load(lines: Sequence[Row], goal: Path, *, title: str) -> None:
     """Draws throughput, time per token and time to first token over the number of clients."""
-    figure = _figure(13.2, 3.6)
+    figure = new_figure(13.2, 3.6)
     panels = figure.subplots(1, 3)
     quantities: tuple[tuple[str, Callable[[Row], float]], ...] = (
         ("tokens a second, all clients", lambda line: float(line["tokens_per_s"])),
@@ -102,52 +102,16 @@ def draw_load(lines: Sequence[Row], goal: Path, *, title: str) -> None:
         axes.set_ylim(bottom=0)
     panels[0].legend(fontsize=8)
     figure.suptitle(title, fontsize=10, x=0.01, ha="left")
-    _finish(figure, goal)
-
-
-def draw_levels(levels: Sequence[Row], simulated: Mapping[str, Row], goal: Path) -> None:
-    """Draws measured speedups over the agreement of the draft, a panel for each kind of prompt.
-
-    ``levels`` has a row for each draft; ``simulated`` has lines of the same policies by kind.
-    """
-    kinds = list(dict.fromkeys(row["kind"] for row in levels))
-    figure = _figure(5.2 * len(kinds), 4.0)
-    panels = figure.subplots(1, len(kinds), squeeze=False)[0]
-    policies = {"adaptive": _COLOURS[4], "vpsd": _COLOURS[0], "serial": _COLOURS[1]}
-    for axes, kind in zip(panels, kinds, strict=True):
-        own = [row for row in levels if row["kind"] == kind]
-        for policy, colour in policies.items():
-            length = "" if policy == "adaptive" else ", best γ"
-            decode = [row[policy]["decode"] for row in own]
-            axes.errorbar(
-                [100 * row["agreement"] for row in own],
-                [each["mean"] for each in decode],
-                yerr=[
-                    [each["mean"] - each["low"] for each in decode],
-                    [each["high"] - each["mean"] for each in decode],
-                ],
-                fmt="o", markersize=4, capsize=2, color=colour, label=f"{policy}{length}",
-            )  # fmt: skip
-            line = simulated[kind]
-            shares = [100 * share for share in line["agreement"]]
-            axes.plot(shares, line[policy], color=colour, alpha=0.4, linewidth=1)
-        axes.set_title(
-            f"{kind} prompts, {own[0]['dtype']}, T={own[0]['temperature']:g}", fontsize=9
-        )
-        axes.set_xlabel("% of the target's tokens that the draft proposes")
-        axes.set_ylim(bottom=0)
-    panels[0].set_ylabel("decode speedup over target-only")
-    panels[0].legend(fontsize=8, title="points: measured, lines: simulated", title_fontsize=8)
-    _finish(figure, goal)
+    finish(figure, goal)
 
 
 def _colours(systems: Sequence[str]) -> dict[str, str]:
     """Returns a colour for each name: grey for target-only."""
     others = [name for name in dict.fromkeys(systems) if name != TARGET_ONLY]
-    return {TARGET_ONLY: _GREY} | dict(zip(others, itertools.cycle(_COLOURS), strict=False))
+    return {TARGET_ONLY: _GREY} | dict(zip(others, itertools.cycle(COLOURS), strict=False))
 
 
-def _figure(width: float, height: float) -> Any:
+def new_figure(width: float, height: float) -> Any:
     """Returns an empty figure; sizes are inches. Raises HippoError without matplotlib."""
     with needs_extra("plots", "a plot", or_else="leave --plot out"):
         import matplotlib
@@ -156,7 +120,8 @@ def _figure(width: float, height: float) -> Any:
     return Figure(figsize=(width, height))
 
 
-def _finish(figure: Any, goal: Path) -> None:
+def finish(figure: Any, goal: Path) -> None:
+    """Writes a figure. Raises InvalidRequestError if the file cannot be written."""
     for axes in figure.axes:
         axes.spines[["top", "right"]].set_visible(False)
     figure.tight_layout()

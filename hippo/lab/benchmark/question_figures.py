@@ -7,14 +7,11 @@ from collections.abc import Mapping, Sequence
 from hippo.client.answers import Answer
 from hippo.client.figures import Row, share, summarise, summarise_alone
 from hippo.client.latency import TARGET_ONLY, Record
-from hippo.client.tables import interval, number
+from hippo.client.tables import interval, markdown, number
 from hippo.lab.benchmark.video_questions import VideoQuestion
 
 ALL = "all questions"
 Answers = Mapping[tuple[str, str], Answer]  # by question's id and system's name
-
-_COLUMNS = ("category", "system", "asked", "decode ×", "end to end ×", "TTFT ms")
-_COLUMNS_ALONE = ("category", "system", "asked", "TTFT ms", "ms/token", "tokens/s", "score")
 
 
 def records_of(
@@ -52,9 +49,9 @@ def summarise_questions(
 ) -> list[Row]:
     """Returns a row per category and system, and a row per system of all questions at the end.
 
-    ``records`` are those of ``records_of``; None for a server that is no gateway, whose rows are
-    those of ``summarise_alone``. Each row has `num_right` of `num_scored` answers, and `num_unlike`
-    answers that are scored otherwise than the first system's.
+    ``records`` come from ``records_of``; None for a server that is no gateway, whose rows
+    come from ``summarise_alone``. Each row has `num_right` of `num_scored` answers, and
+    `num_unlike` answers that are scored otherwise than the first system's.
     """
     categories = sorted({question.category for question in questions if question.category})
     rows = []
@@ -87,44 +84,39 @@ def summarise_questions(
 
 def table_of(rows: Sequence[Row]) -> list[tuple[str, ...]]:
     """Returns the head and the cells of a table of rows of ``summarise_questions``."""
-    if "decode_speedup" not in rows[0]:
-        return [
-            _COLUMNS_ALONE,
-            *(
-                (
-                    *(row["category"], row["system"], str(row["num_answers"])),
-                    f"{row['ttft_ms']['mean']:.0f}",
-                    f"{row['ms_per_token']['mean']:.2f}",
-                    f"{row['tokens_per_s']['mean']:.1f}",
-                    _score(row),
-                )
-                for row in rows
-            ),
-        ]
-    return [
-        (*_COLUMNS, "tokens/forward", "run length", "equal", "score"),
-        *(
-            (
-                *(row["category"], row["system"], str(row["num_answers"])),
-                interval(row["decode_speedup"]),
-                interval(row["end_to_end_speedup"]),
-                f"{row['ttft_ms']:.0f}",
-                number(row["mean_tokens_per_forward"], ".2f"),
-                number(row["mean_run_length"], ".1f"),
-                f"{row['num_equal']}/{row['num_answers']}",
-                _score(row),
-            )
-            for row in rows
-        ),
+    cells = _alone_cells if "decode_speedup" not in rows[0] else _gateway_cells
+    table = [
+        {"category": row["category"], "system": row["system"], "asked": str(row["num_answers"])}
+        | cells(row)
+        | {"score": _score(row)}
+        for row in rows
     ]
+    return [tuple(table[0]), *(tuple(line.values()) for line in table)]
 
 
-def markdown(title: str, table: Sequence[Sequence[str]]) -> str:
+def _alone_cells(row: Row) -> dict[str, str]:
+    return {
+        "TTFT ms": f"{row['ttft_ms']['mean']:.0f}",
+        "ms/token": f"{row['ms_per_token']['mean']:.2f}",
+        "tokens/s": f"{row['tokens_per_s']['mean']:.1f}",
+    }
+
+
+def _gateway_cells(row: Row) -> dict[str, str]:
+    return {
+        "decode ×": interval(row["decode_speedup"]),
+        "end to end ×": interval(row["end_to_end_speedup"]),
+        "TTFT ms": f"{row['ttft_ms']:.0f}",
+        "tokens/forward": number(row["mean_tokens_per_forward"], ".2f"),
+        "run length": number(row["mean_run_length"], ".1f"),
+        "equal": f"{row['num_equal']}/{row['num_answers']}",
+    }
+
+
+def page_of(title: str, table: Sequence[Sequence[str]]) -> str:
     """Returns a page with the table; the first two columns are aligned left."""
     head, *rows = table
-    lines = [title, "", *(f"| {' | '.join(row)} |" for row in (head, *rows))]
-    lines.insert(3, "|" + "---|" * 2 + "---:|" * (len(head) - 2))
-    return "\n".join(lines) + "\n"
+    return f"{title}\n\n{markdown(head, rows, num_names=2)}\n"
 
 
 def _score(row: Row) -> str:

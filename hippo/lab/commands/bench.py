@@ -23,8 +23,16 @@ from hippo.client.server import KEY_VARIABLE, Server
 from hippo.errors import InvalidRequestError
 from hippo.lab.benchmark.plots import check_plot
 from hippo.lab.benchmark.video_questions import read_questions
-from hippo.lab.commands.bench_questions import QuestionFile, write_text
+from hippo.lab.commands.bench_questions import QuestionFile
 from hippo.lab.commands.bench_run import Bench, Plan
+from hippo.lab.commands.options import (
+    check_folders,
+    check_positive,
+    check_range,
+    flag_of,
+    refuse,
+    write_text,
+)
 from hippo.lab.simulation.replay import parse_policies
 
 HELP = "measure a running server: latency side by side, many clients, or a file of questions"
@@ -152,10 +160,7 @@ def plan_of(arguments: argparse.Namespace) -> Plan:
     """
     concurrency = _concurrency(arguments.concurrency)
     _check(arguments, has_load=bool(concurrency))
-    for option in ("out", "plot", "answers", "markdown"):
-        path = getattr(arguments, option)
-        if path not in (None, "-") and not Path(path).parent.is_dir():
-            raise InvalidRequestError(f"--{option}: there is no folder {Path(path).parent}")
+    check_folders(arguments, "out", "plot", "answers", "markdown")
     if arguments.plot is not None:
         check_plot(arguments.plot)
     seconds = arguments.seconds
@@ -201,29 +206,18 @@ def _file(arguments: argparse.Namespace) -> QuestionFile:
 
 
 def _check(arguments: argparse.Namespace, *, has_load: bool) -> None:
-    for name, least in (
-        ("max_tokens", 1), ("rounds", 1), ("requests", 1), ("seed", 0), ("temperature", 0),
-        ("limit", 1),
-    ):  # fmt: skip
-        value = getattr(arguments, name)
-        if value is not None and value < least:
-            raise InvalidRequestError(f"--{name.replace('_', '-')} must be at least {least}")
-    for name in ("seconds", "timeout"):
-        value = getattr(arguments, name)
-        if value is not None and value <= 0:
-            raise InvalidRequestError(f"--{name} must be above 0")
-    for name in ("rounds",) if has_load else ("requests", "seconds"):
-        if getattr(arguments, name) is not None:
-            where = "has no effect with" if has_load else "needs"
-            raise InvalidRequestError(f"--{name} {where} --concurrency")
-    if arguments.questions is None:
-        for name in ("answers", "videos", "limit", "markdown"):
-            if getattr(arguments, name) is not None:
-                raise InvalidRequestError(f"--{name} needs --questions")
+    check_range(arguments, 1, "max_tokens", "rounds", "requests", "limit")
+    check_range(arguments, 0, "seed", "temperature")
+    check_positive(arguments, "seconds", "timeout")
+    if has_load:
+        refuse(arguments, ["rounds"], "has no effect with --concurrency")
     else:
-        for name in ("prompt", "rounds", "concurrency"):
-            if getattr(arguments, name) is not None:
-                raise InvalidRequestError(f"--{name} has no effect with --questions")
+        refuse(arguments, ["requests", "seconds"], "needs --concurrency")
+    if arguments.questions is None:
+        refuse(arguments, ["answers", "videos", "limit", "markdown"], "needs --questions")
+    else:
+        names = ["prompt", "rounds", "concurrency"]
+        refuse(arguments, names, "has no effect with --questions")
         if arguments.answers is None:
             raise InvalidRequestError(
                 "--questions needs --answers FILE, to which each answer is appended"
@@ -261,7 +255,7 @@ def _policies(text: str | None) -> tuple[System, ...] | None:
         else:
             systems.append(System(choice.name, {"policy": choice.name}))
     if len({system.name for system in systems}) < len(systems):
-        raise InvalidRequestError(f"--policies {text}: one stands there twice")
+        raise InvalidRequestError(f"--policies {text}: a policy stands there twice")
     return tuple(systems)
 
 
@@ -290,7 +284,7 @@ def command_line(arguments: argparse.Namespace) -> str:
         value = getattr(arguments, name)
         if name == "api_key" or value == default:
             continue
-        option = "--" + name.replace("_", "-")
+        option = flag_of(name)
         if value is True:
             words.append(option)
         elif name == "prompt":

@@ -22,6 +22,7 @@ from hippo.lab.benchmark import question_figures
 from hippo.lab.benchmark.answer_log import AnswerLog
 from hippo.lab.benchmark.plots import draw_answers, draw_speedups
 from hippo.lab.benchmark.video_questions import VideoQuestion
+from hippo.lab.commands.options import write_text
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,7 +31,7 @@ class QuestionFile:
 
     path: Path
     questions: tuple[VideoQuestion, ...]
-    seed: int  # of the first question
+    seed: int  # for the first question
     answers: Path
     markdown: Path | None
     plot: Path | None
@@ -43,7 +44,7 @@ class QuestionRun:
     file: QuestionFile
     server: Server
     form: RequestForm
-    policies: Sequence[System]  # of a hippo gateway, beside target-only
+    policies: Sequence[System]  # asked of a hippo gateway beside target-only
     console: Console
     progress: Console
     _failed: dict[str, str] = field(default_factory=dict)
@@ -137,7 +138,7 @@ class QuestionRun:
             if row["num_unlike"]:
                 self._say(f"{row['num_unlike']} answers of {row['system']} have another score")
         if file.markdown is not None:
-            write_text(file.markdown, question_figures.markdown(title, table))
+            write_text(file.markdown, question_figures.page_of(title, table))
             self._say(f"written to {file.markdown}")
         if file.plot is not None and records is None:
             values = distributions([log.answers[each.id, names[0]] for each in answered])
@@ -168,11 +169,3 @@ class QuestionRun:
 
     def _say(self, text: str) -> None:
         self.console.print(text, highlight=False, soft_wrap=True, markup=False)
-
-
-def write_text(path: Path, text: str) -> None:
-    """Writes a file of results. Raises InvalidRequestError if it cannot be written."""
-    try:
-        path.write_text(text, encoding="utf-8")
-    except OSError as error:
-        raise InvalidRequestError(f"{path} cannot be written: {error.strerror}") from None

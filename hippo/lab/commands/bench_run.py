@@ -81,8 +81,7 @@ class Bench:
         form = self._form = self._find_form()
         if plan.policies is not None and not form.is_hippo:
             raise InvalidRequestError(
-                f"--policies is for a hippo gateway, and the answers of {plan.server.url} "
-                "are not those of one"
+                f"--policies is for a hippo gateway, and {plan.server.url} is another server"
             )
         measured: Document
         if plan.file is not None:

@@ -11,6 +11,7 @@ from rich.console import Console
 from hippo.base.extras import needs_extra
 from hippo.cli.up import add_stack_arguments, stack_options, warn_of_unused_gpus
 from hippo.errors import HippoError, InvalidRequestError
+from hippo.lab.commands.options import check_positive, check_range
 from hippo.types import MIN_VISUAL_TOKENS, PRUNING_RATIO
 
 HELP = "train a draft on the answers of its target"
@@ -125,22 +126,16 @@ def run(arguments: argparse.Namespace) -> int:
 
 def check_options(arguments: argparse.Namespace) -> None:
     """Raises InvalidRequestError for an option out of range; completes those without a value."""
-    for name, least in (
-        ("questions_per_video", 1), ("max_tokens", 2), ("pruning_min_visual_tokens", 0),
-        ("lora_rank", 1), ("batch_tokens", 1), ("accumulate", 1), ("patience", 1), ("seed", 0),
-        ("measured_questions", 1),
-    ):  # fmt: skip
-        value = getattr(arguments, name)
-        if value is not None and value < least:
-            raise InvalidRequestError(f"--{name.replace('_', '-')} must be at least {least}")
-    for name in ("learning_rate", "epochs"):
-        value = getattr(arguments, name)
-        if value is not None and not value > 0:
-            raise InvalidRequestError(f"--{name.replace('_', '-')} must be above 0")
+    check_range(
+        arguments, 1, "questions_per_video", "lora_rank", "batch_tokens", "accumulate", "patience",
+        "measured_questions",
+    )  # fmt: skip
+    check_range(arguments, 2, "max_tokens")
+    check_range(arguments, 0, "pruning_min_visual_tokens", "seed")
+    check_range(arguments, 0, "pruning_ratio", most=0.99)
+    check_positive(arguments, "learning_rate", "epochs")
     if not 0 < arguments.held_out_share < 1:
         raise InvalidRequestError("--held-out-share must be above 0 and below 1")
-    if not 0 <= arguments.pruning_ratio <= 0.99:
-        raise InvalidRequestError("--pruning-ratio must be 0 to 0.99")
     arguments.temperatures = _temperatures(arguments.temperatures)
     if arguments.all_weights and arguments.lora_rank is not None:
         raise InvalidRequestError("--lora-rank has no effect with --all-weights: leave one out")

@@ -64,7 +64,7 @@ def resolved(model: str) -> str:
 
 
 def claim_folder(out: Path, settings: Mapping[str, Any]) -> None:
-    """Makes the folder, or checks that it is that of an earlier run with the same settings. Raises
+    """Makes the folder, or checks that an earlier run with the same settings made it. Raises
     InvalidRequestError."""
     path = out / _SETTINGS
     if path.exists():
@@ -92,7 +92,7 @@ def check_trained(out: Path) -> None:
     left = [out / name for name in _TRAINED if (out / name).exists()]
     if left and not (out / "training" / "settings.json").exists():
         raise InvalidRequestError(
-            f"{left[0]} is there, and the training that it is of is not: delete "
+            f"{left[0]} exists without the training that made it: delete "
             f"{parts_of_training(out)} to train again"
         )
 

@@ -293,16 +293,12 @@ class Distillation:
 
     def _report(self, before: results.Figures, after: results.Figures) -> None:
         state = read_state(self._out / "training")
-        names = {path.stem: name for name, path in self._files(is_held_out=True).items()}
-        for figures, marks in ((before, state.first_traces), (after, state.best_traces)):
-            traces = results.traces_of(
-                {names[stem]: trace for stem, trace in marks.items()}, self._answers.answers
-            )
-            # With the same times for both: a draft's step takes the same time, whatever it learns.
-            figures |= results.predicted(traces, after)
+        before |= {"agreement": state.history[0][1]}
+        after |= {"agreement": state.best[1]}
         videos = {question.video for question in self._questions if question.is_held_out}
+        num_answers = len(self._answered(is_held_out=True))
         title = (
-            f"{self._draft.name}: agreement on {len(state.first_traces)} held-out answers about "
+            f"{self._draft.name}: agreement on {num_answers} held-out answers about "
             f"{len(videos)} videos, {after['num_answers']} questions served"
         )
         self._console.print(results.table_of(title, before, after))

@@ -11,6 +11,7 @@ from rich.console import Console
 from hippo.base.extras import needs_extra
 from hippo.cli.stack import BUNDLED_PAIR
 from hippo.errors import InvalidRequestError
+from hippo.lab.commands.options import check_folders, check_range
 from hippo.types import FramePlan, Pruning, PruningStrategy
 
 _STRATEGIES = ("holistic", "attention", "specvlm", "uv", "uniform")
@@ -33,37 +34,30 @@ Nothing needs to be running: the target is loaded here, and only its first layer
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Adds the options of this command to ``parser``."""
-    parser.add_argument("video", help="a video file")
-    parser.add_argument(
-        "--out",
-        type=lambda text: Path(text).expanduser(),
-        default=Path("kept.png"),
+    add = parser.add_argument
+    add("video", help="a video file")
+    add(
+        "--out", type=lambda text: Path(text).expanduser(), default=Path("kept.png"),
         help="a PNG file (default: %(default)s)",
-    )
-    parser.add_argument("--question", default="Describe the video.", help="default: %(default)s")
-    parser.add_argument(
-        "--question-first", action="store_true", help="the question stands before the video"
-    )
-    parser.add_argument("--ratio", type=float, default=0.9, help="share pruned (default: 0.9)")
-    parser.add_argument(
-        "--strategies",
-        default=",".join(_STRATEGIES),
+    )  # fmt: skip
+    add("--question", default="Describe the video.", help="default: %(default)s")
+    add("--question-first", action="store_true", help="the question stands before the video")
+    add("--ratio", type=float, default=0.9, help="share pruned (default: 0.9)")
+    add(
+        "--strategies", default=",".join(_STRATEGIES),
         help=f"comma-separated, of {', '.join(_CHOICES)} (default: %(default)s)",
-    )
-    parser.add_argument("--scores", action="store_true", help="also a row for each score")
-    parser.add_argument("--columns", type=int, default=8, help="frames shown (default: 8)")
-    parser.add_argument("--fps", type=float, default=0.0, help="sampled frames per second")
-    parser.add_argument(
-        "--model",
-        default=str(BUNDLED_PAIR / "target"),
+    )  # fmt: skip
+    add("--scores", action="store_true", help="also a row for each score")
+    add("--columns", type=int, default=8, help="frames shown (default: 8)")
+    add("--fps", type=float, default=0.0, help="sampled frames per second")
+    add(
+        "--model", default=str(BUNDLED_PAIR / "target"),
         help="the target: folder or hub name (default: the bundled one)",
-    )
-    parser.add_argument("--device", default="cpu", help="cpu, cuda or cuda:N")
-    parser.add_argument("--dtype", default="auto", help="auto, float32, bfloat16 or float16")
-    parser.add_argument("--score-layers", type=int, help="layers tapped (default: half)")
-    parser.add_argument(
-        "--max-context-length", type=int, default=16384, help="default: %(default)s"
-    )
+    )  # fmt: skip
+    add("--device", default="cpu", help="cpu, cuda or cuda:N")
+    add("--dtype", default="auto", help="auto, float32, bfloat16 or float16")
+    add("--score-layers", type=int, help="layers tapped (default: half)")
+    add("--max-context-length", type=int, default=16384, help="default: %(default)s")
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -142,14 +136,11 @@ def _strategies(text: str) -> list[PruningStrategy]:
 
 
 def _check(arguments: argparse.Namespace) -> None:
-    if not 0.0 <= arguments.ratio <= 0.99:
-        raise InvalidRequestError(f"--ratio is {arguments.ratio:g}; it must be 0 to 0.99")
-    if arguments.columns < 1:
-        raise InvalidRequestError(f"--columns is {arguments.columns}; it must be at least 1")
+    check_range(arguments, 0, "ratio", most=0.99)
+    check_range(arguments, 1, "columns")
+    check_folders(arguments, "out")
     if arguments.out.suffix.lower() != ".png":
         raise InvalidRequestError(f"--out is {arguments.out}; its name must end in .png")
-    if not arguments.out.parent.is_dir():
-        raise InvalidRequestError(f"--out: there is no folder {arguments.out.parent}")
 
 
 def _read(video: str) -> bytes:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
-from PIL import Image, ImageDraw, ImageFont
+from PIL import Image, ImageDraw, ImageFont, ImageOps
 
 _FRAME_PIXELS = 176  # approximate width of a frame
 _LEAST_TOKEN_PIXELS = 5
@@ -14,7 +14,7 @@ _LABEL_PIXELS = 210
 _GAP, _MARGIN, _HEAD = 8, 18, 74
 _PAPER, _INK, _FAINT = (255, 255, 255), (32, 36, 40), (110, 116, 122)
 _KEPT = (208, 62, 24)  # outline of kept tokens
-_RAMP = ((255, 252, 236), (254, 196, 79), (217, 72, 15), (90, 20, 10))  # low to high scores
+_LOW, _MIDDLE, _HIGH = (255, 252, 236), (236, 134, 47), (90, 20, 10)  # colours of scores
 _FADED = 0.22  # how much of a dropped token's grey remains
 
 
@@ -90,37 +90,15 @@ def _marked(image: Image.Image, kept: torch.Tensor, token: int) -> Image.Image:
     marked = Image.composite(image, grey.convert("RGB"), mask)
     pen = ImageDraw.Draw(marked)
     for row, column in kept.nonzero().tolist():
-        _outline(pen, kept, row, column, token)
+        left, top = column * token, row * token
+        pen.rectangle((left, top, left + token - 1, top + token - 1), outline=_KEPT)
     return marked
-
-
-def _outline(
-    pen: ImageDraw.ImageDraw, kept: torch.Tensor, row: int, column: int, token: int
-) -> None:
-    """Draws the borders between a kept token and its neighbours that are not kept."""
-    left, top = column * token, row * token
-    right, bottom = left + token - 1, top + token - 1
-    sides = (
-        ((-1, 0), (left, top, right, top)),
-        ((1, 0), (left, bottom, right, bottom)),
-        ((0, -1), (left, top, left, bottom)),
-        ((0, 1), (right, top, right, bottom)),
-    )
-    for (down, across), line in sides:
-        beside_row, beside_column = row + down, column + across
-        is_inside = 0 <= beside_row < kept.shape[0] and 0 <= beside_column < kept.shape[1]
-        if not is_inside or not bool(kept[beside_row, beside_column]):
-            pen.line(line, _KEPT, width=2 if token >= 12 else 1)
 
 
 def _heat(image: Image.Image, score: torch.Tensor) -> Image.Image:
     """Returns the frame in grey with the scores ``[rows, columns]`` as colours over it."""
-    stops = torch.tensor(_RAMP, dtype=torch.float32)
-    place = score.float().clamp(0, 1) * (len(_RAMP) - 1)
-    low = place.floor().long().clamp(max=len(_RAMP) - 2)
-    share = (place - low)[..., None]
-    colours = stops[low] * (1 - share) + stops[low + 1] * share
-    heat = Image.fromarray(colours.round().to(torch.uint8).numpy(), "RGB")
+    grey = Image.fromarray(score.float().clamp(0, 1).mul(255).to(torch.uint8).numpy(), "L")
+    heat = ImageOps.colorize(grey, black=_LOW, mid=_MIDDLE, white=_HIGH)
     heat = heat.resize(image.size, Image.Resampling.NEAREST)
     return Image.blend(image.convert("L").convert("RGB"), heat, 0.8)
 

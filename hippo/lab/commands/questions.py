@@ -11,7 +11,7 @@ from rich.console import Console
 
 from hippo.errors import InvalidRequestError
 from hippo.lab.benchmark.converters import BENCHMARKS, convert
-from hippo.lab.commands.bench_questions import write_text
+from hippo.lab.commands.options import write_text
 
 HELP = "make a file of questions from a published benchmark"
 DESCRIPTION = """\
@@ -29,7 +29,7 @@ the annotation files, by their names on the Hugging Face hub:
 """
     + "".join(f"  {name:22}{each.files}\n" for name, each in BENCHMARKS.items())
     + """
-Prompts are those of the authors and of lmms-eval. Subtitles are not used. Captions and summaries
+Prompts come from the authors and from lmms-eval. Subtitles are not used. Captions and summaries
 (VideoDetailCaption, two tasks of MLVU) have no answer in the file, because a model must judge them.
 MVBench asks some questions about a part of a video: take the videos of its revision `video`, which
 are cut. LVBench's videos are named by their key.

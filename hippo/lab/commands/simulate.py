@@ -8,8 +8,8 @@ from pathlib import Path
 
 from rich.console import Console
 
-from hippo.errors import InvalidRequestError
 from hippo.lab.commands import simulate_show as show
+from hippo.lab.commands.options import check_folders, write_text
 from hippo.lab.commands.simulate_options import machine_of, traces_of
 from hippo.lab.simulation.hardware import GPUS
 from hippo.lab.simulation.pairs import PAIRS
@@ -20,8 +20,8 @@ HELP = "predict the speedup of each policy on a given machine"
 DESCRIPTION = """\
 Predicts how fast each policy decodes, by running the services' own three cores (drafter, verifier,
 coordinator) and policies in virtual time. A machine says what everything takes; a trace says which
-of the target's tokens the draft would have proposed. Efficiency is the predicted speed over that of
-the ideal: the same step times without transport, messages and scheduling.
+of the target's tokens the draft would have proposed. Efficiency is the predicted speed over
+the ideal speed: the same step times without transport, messages and scheduling.
 """
 EXAMPLES = """\
 a machine (without any of these: --pair qwen-7b-72b):
@@ -90,15 +90,12 @@ def run(arguments: argparse.Namespace) -> int:
     """Runs the simulation and prints its tables; returns the exit code."""
     console = Console()
     policies = parse_policies(arguments.policies)
-    if arguments.json is not None and not arguments.json.parent.is_dir():
-        raise InvalidRequestError(f"--json: there is no folder {arguments.json.parent}")
+    check_folders(arguments, "json")
     pair, machine = machine_of(arguments)
     traces = traces_of(arguments, pair)
     with console.status("replaying ..."):
         rows = compare(policies, traces, machine)
     console.print(show.machine_table(machine, pair))
-    if pair is not None:
-        console.print(show.memory_table(pair))
     agreement = mean_agreement(traces)
     console.print(show.policy_table(rows, num_traces=len(traces), agreement=agreement))
     if arguments.json is not None:
@@ -108,11 +105,6 @@ def run(arguments: argparse.Namespace) -> int:
             "agreement": agreement,
             "policies": [show.row_figures(row) for row in rows],
         }
-        try:
-            text = json.dumps(document, indent=1) + "\n"
-            arguments.json.write_text(text, encoding="utf-8")
-        except OSError as error:
-            why = f"{arguments.json} cannot be written: {error.strerror}"
-            raise InvalidRequestError(why) from None
+        write_text(arguments.json, json.dumps(document, indent=1) + "\n")
         console.print(f"written to {arguments.json}", highlight=False, soft_wrap=True)
     return 0

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-from collections.abc import Sequence
 from typing import Any
 
 from hippo.errors import InvalidRequestError
+from hippo.lab.commands.options import check_range, refuse
 from hippo.lab.simulation.hardware import GPUS
 from hippo.lab.simulation.machine import ForwardTime, Machine
 from hippo.lab.simulation.pairs import PAIRS, ModelPair, find_pair
@@ -19,7 +19,7 @@ from hippo.lab.simulation.traces import (
 )
 
 _DEFAULT_PAIR = "qwen-7b-72b"
-_MOST = 1e6  # of any option
+_MOST = 1e6  # largest value for any option
 
 
 def machine_of(arguments: argparse.Namespace) -> tuple[ModelPair | None, Machine]:
@@ -27,18 +27,18 @@ def machine_of(arguments: argparse.Namespace) -> tuple[ModelPair | None, Machine
 
     Raises InvalidRequestError for options that are out of range or exclude each other.
     """
-    for flag in ("row_ms", "delay_ms", "message_ms", "scheduling_ms", "jitter"):
-        _check_at_least(arguments, flag, 0)
+    times = ("row_ms", "delay_ms", "message_ms", "scheduling_ms", "jitter")
+    check_range(arguments, 0, *times, most=_MOST)
     has_steps = arguments.target_ms is not None or arguments.draft_ms is not None
     pair = None
     if has_steps:
         if arguments.pair is not None:
             raise InvalidRequestError("give one machine: --pair, or --target-ms with --draft-ms")
         about = f"is about a --pair; choose {', '.join(PAIRS)}"
-        _refuse(arguments, ("gpu", "target_gpus", "ratio", "visual_tokens", "eager"), about)
+        refuse(arguments, ("gpu", "target_gpus", "ratio", "visual_tokens", "eager"), about)
         machine = _stated(arguments)
     else:
-        _refuse(arguments, ("row_ms",), "goes with --target-ms and --draft-ms")
+        refuse(arguments, ("row_ms",), "goes with --target-ms and --draft-ms")
         pair = _sized(find_pair(arguments.pair or _DEFAULT_PAIR), arguments)
         machine = pair.machine()
     changes = _given(
@@ -66,13 +66,11 @@ def _stated(arguments: argparse.Namespace) -> Machine:
 
 
 def _sized(pair: ModelPair, arguments: argparse.Namespace) -> ModelPair:
-    for flag in ("target_gpus", "visual_tokens"):
-        _check_at_least(arguments, flag, 1)
+    check_range(arguments, 1, "target_gpus", "visual_tokens", most=_MOST)
+    check_range(arguments, 0, "ratio", most=0.99)
     counts = _given(
         num_target_gpus=arguments.target_gpus, num_visual_tokens=arguments.visual_tokens
     )
-    if arguments.ratio is not None and not 0 <= arguments.ratio <= 0.99:
-        raise InvalidRequestError(f"--ratio is {arguments.ratio:g}; it must be 0 to 0.99")
     others = _given(
         gpu=GPUS.get(arguments.gpu),
         ratio=arguments.ratio,
@@ -86,26 +84,20 @@ def traces_of(arguments: argparse.Namespace, pair: ModelPair | None) -> list[Tra
     num_prompt_tokens = pair.num_prompt_tokens if pair is not None else 0
     if arguments.traces is not None:
         about = "is about drawn answers, not --traces"
-        _refuse(arguments, ("burstiness", "num_traces", "tokens", "seed"), about)
+        refuse(arguments, ("burstiness", "num_traces", "tokens", "seed"), about)
         return read_traces(arguments.traces, num_prompt_tokens=num_prompt_tokens)
+    check_range(arguments, 0, "acceptance", "burstiness", most=1)
+    check_range(arguments, 1, "num_traces")
+    check_range(arguments, 2, "tokens")
     rate = 0.9 if arguments.acceptance is None else arguments.acceptance
     if arguments.run_length is not None:
         rate = agreement_of_run_length(arguments.run_length)
-    if not 0 <= rate <= 1:
-        raise InvalidRequestError(f"--acceptance is {rate:g}; it is a share, 0 to 1")
     drawn = {"burstiness": 0.5, "num_traces": 12, "num_tokens": 256} | _given(
         burstiness=arguments.burstiness,
         num_traces=arguments.num_traces,
         num_tokens=arguments.tokens,
         seed=arguments.seed,
     )
-    if not 0 <= drawn["burstiness"] <= 1:
-        raise InvalidRequestError(f"--burstiness is {drawn['burstiness']:g}; it must be 0 to 1")
-    if drawn["num_traces"] < 1 or drawn["num_tokens"] < 2:
-        raise InvalidRequestError(
-            f"--num-traces {drawn['num_traces']} --tokens {drawn['num_tokens']}: there must be an "
-            "answer of two tokens at least"
-        )
     return drawn_traces(
         agreement=rate,
         num_prompt_tokens=num_prompt_tokens,
@@ -117,16 +109,3 @@ def traces_of(arguments: argparse.Namespace, pair: ModelPair | None) -> list[Tra
 def _given(**options: Any) -> dict[str, Any]:
     """Returns the options that are not None."""
     return {name: value for name, value in options.items() if value is not None}
-
-
-def _check_at_least(arguments: argparse.Namespace, name: str, least: int) -> None:
-    value = getattr(arguments, name)
-    if value is not None and not least <= value <= _MOST:
-        flag = name.replace("_", "-")
-        raise InvalidRequestError(f"--{flag} is {value:g}; it must be {least} to {_MOST:g}")
-
-
-def _refuse(arguments: argparse.Namespace, names: Sequence[str], why: str) -> None:
-    for name in names:
-        if getattr(arguments, name) is not None:
-            raise InvalidRequestError(f"--{name.replace('_', '-')} {why}")

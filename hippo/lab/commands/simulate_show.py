@@ -9,13 +9,25 @@ from typing import Any
 from rich import box
 from rich.table import Table
 
-from hippo.catalog.sizes import GIB
 from hippo.lab.simulation.machine import Machine
-from hippo.lab.simulation.pairs import NUM_NEW_TOKENS, ModelPair
+from hippo.lab.simulation.pairs import ModelPair
 from hippo.lab.simulation.replay import Row
 
 SHOWN_ROWS = (1, 2, 8, 32)
 """Numbers of rows whose step times are shown."""
+
+
+_COLUMNS = {
+    "policy": ("policy", "{}"),
+    "decode": ("decode_speedup", "{:.2f}×"),
+    "end to\nend": ("end_to_end_speedup", "{:.2f}×"),
+    "ms a\ntoken": ("ms_per_token", "{:.3f}"),
+    "tokens/\nforward": ("mean_tokens_per_forward", "{:.2f}"),
+    "run\nlength": ("mean_run_length", "{:.1f}"),
+    "target\nwaits": ("target_wait_share", "{:.0%}"),
+    "ideal": ("ideal_speedup", "{:.2f}×"),
+    "effi-\nciency": ("efficiency", "{:.0%}"),
+}
 
 
 def machine_table(machine: Machine, pair: ModelPair | None) -> Table:
@@ -26,9 +38,8 @@ def machine_table(machine: Machine, pair: ModelPair | None) -> Table:
     table.add_column("milliseconds")
     table.add_column("target", justify="right")
     table.add_column("draft", justify="right")
-    times = step_times(machine, pair)
     for num_rows, target_ms, draft_ms in zip(
-        SHOWN_ROWS, times["target"], times["draft"], strict=True
+        SHOWN_ROWS, *step_times(machine, pair).values(), strict=True
     ):
         name = "step, one row" if num_rows == 1 else f"  {num_rows} rows"
         table.add_row(name, f"{target_ms:.3f}", f"{draft_ms:.3f}")
@@ -55,32 +66,11 @@ def step_times(machine: Machine, pair: ModelPair | None) -> dict[str, list[float
 
 
 def machine_figures(machine: Machine, pair: ModelPair | None) -> dict[str, Any]:
-    """Returns the machine's times for JSON; those of steps as in ``step_times``."""
+    """Returns the machine's times for JSON; step times as in ``step_times``."""
     figures = dataclasses.asdict(machine)
     del figures["target"], figures["draft"]
     steps = {f"{name}_step_ms": ms for name, ms in step_times(machine, pair).items()}
     return figures | {"step_rows": SHOWN_ROWS} | steps
-
-
-def memory_table(pair: ModelPair) -> Table:
-    """Returns a table of weights and KV cache on each device, beside the device's memory."""
-    table = Table(title=f"{pair.title}: memory with {pair.num_visual_tokens:,} visual tokens")
-    for column in ("", "GPUs", "weights GiB", "cache GiB", "on each GPU", "it has"):
-        table.add_column(column, justify="left" if not column else "right")
-    for name, shape, place, tokens in (
-        ("target", pair.target, pair.target_place, pair.num_prompt_tokens),
-        ("draft", pair.draft, pair.draft_place, pair.num_draft_tokens),
-    ):
-        num_tokens = tokens + NUM_NEW_TOKENS
-        table.add_row(
-            f"{name} {shape.name.rpartition('/')[2]}",
-            f"{place.num_gpus} {place.gpu.name}",
-            f"{shape.weight_bytes() / GIB:.1f}",
-            f"{shape.cache_bytes(num_tokens) / GIB:.2f}",
-            f"{place.memory_gib(shape, num_tokens):.1f}",
-            f"{place.gpu.memory_gib:g}",
-        )
-    return table
 
 
 def policy_table(rows: Sequence[Row], *, num_traces: int, agreement: float) -> Table:
@@ -92,36 +82,24 @@ def policy_table(rows: Sequence[Row], *, num_traces: int, agreement: float) -> T
         caption="decode: first token to last; end to end: both prefills too (without vision "
         "towers, decoding of frames); efficiency: over the same policy without any overhead",
     )
-    for column in (
-        "policy", "decode", "end to\nend", "ms a\ntoken", "tokens/\nforward", "run\nlength",
-        "target\nwaits", "ideal", "effi-\nciency",
-    ):  # fmt: skip
+    for column in _COLUMNS:
         is_name = column == "policy"
         table.add_column(column, justify="left" if is_name else "right", no_wrap=True)
     for row in rows:
-        totals = row.totals
-        table.add_row(
-            row.policy.title,
-            f"{row.decode_speedup:.2f}×",
-            f"{row.end_to_end_speedup:.2f}×",
-            f"{totals.ms_per_token:.3f}",
-            f"{totals.mean_tokens_per_forward:.2f}",
-            f"{totals.mean_run_length:.1f}",
-            f"{totals.target_wait_share:.0%}",
-            f"{row.decode_speedup / row.efficiency:.2f}×",
-            f"{row.efficiency:.0%}",
-        )
+        figures = row_figures(row)
+        table.add_row(*(form.format(figures[key]) for key, form in _COLUMNS.values()))
     return table
 
 
-def row_figures(row: Row) -> dict[str, float | str]:
-    """Returns the figures of a row of ``policy_table`` for JSON."""
+def row_figures(row: Row) -> dict[str, Any]:
+    """Returns the figures of a row of ``policy_table``, also for JSON."""
     totals = row.totals
     return {
         "policy": row.policy.title,
         "gamma": row.policy.gamma,
         "decode_speedup": row.decode_speedup,
         "end_to_end_speedup": row.end_to_end_speedup,
+        "ideal_speedup": row.decode_speedup / row.efficiency,
         "ms_per_token": totals.ms_per_token,
         "ideal_ms_per_token": row.ideal.ms_per_token,
         "efficiency": row.efficiency,

@@ -27,6 +27,7 @@ from hippo.catalog.sizes import (
     most_slots,
 )
 from hippo.errors import InvalidRequestError
+from hippo.lab.commands.options import check_range
 from hippo.models.interface.context import pruned_cache_tokens
 
 _MOST_DEVICES = 8
@@ -67,42 +68,31 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     models = parser.add_mutually_exclusive_group(required=True)
     models.add_argument("--target", metavar="MODEL", help="public name, or folder with config.json")
     models.add_argument("--all", action="store_true", help="the pairs of the table")
-    parser.add_argument("--draft", metavar="MODEL", help="public name or folder of the draft")
-    parser.add_argument(
-        "--weights-bits",
-        type=float,
-        metavar="BITS",
+    add = parser.add_argument
+    add("--draft", metavar="MODEL", help="public name or folder of the draft")
+    add(
+        "--weights-bits", type=float, metavar="BITS",
         help="of a weight in the target's layers if they are quantised, scales included: AWQ "
         "4.4, GPTQ 4.2, nf4 4.25, int8 and FP8 8 (default: 16, or by the model's name or files)",
-    )
-    parser.add_argument("--frames", type=int, default=64, help="of a video (default: %(default)s)")
-    parser.add_argument(
-        "--frame-size",
-        metavar="WxH",
+    )  # fmt: skip
+    add("--frames", type=int, default=64, help="of a video (default: %(default)s)")
+    add(
+        "--frame-size", metavar="WxH",
         help="pixels of a frame as the model sees it (default: 448x448; Qwen-VL only)",
-    )
-    parser.add_argument(
-        "--text-tokens", type=int, default=256, help="of the question (default: %(default)s)"
-    )
-    parser.add_argument(
-        "--max-tokens", type=int, default=512, help="of the answer (default: %(default)s)"
-    )
-    parser.add_argument(
-        "--concurrency", type=int, default=4, help="sequences at once (default: %(default)s)"
-    )
+    )  # fmt: skip
+    add("--text-tokens", type=int, default=256, help="of the question (default: %(default)s)")
+    add("--max-tokens", type=int, default=512, help="of the answer (default: %(default)s)")
+    add("--concurrency", type=int, default=4, help="sequences at once (default: %(default)s)")
     where = parser.add_mutually_exclusive_group()
     where.add_argument(
-        "--device-memory",
-        default=",".join(map(str, DEVICE_BYTES)),
-        metavar="GB,...",
+        "--device-memory", default=",".join(map(str, DEVICE_BYTES)), metavar="GB,...",
         help="devices by the size they are sold under (default: %(default)s)",
-    )
+    )  # fmt: skip
     where.add_argument(
-        "--cpu",
-        action="store_true",
+        "--cpu", action="store_true",
         help="of services on a CPU: counts also the packed copy of a tied head, frames of earlier "
         "media and the process; the cache is in float32, as on a processor without AMX",
-    )
+    )  # fmt: skip
     form = parser.add_mutually_exclusive_group()
     form.add_argument("--json", action="store_true", help="one JSON object")
     form.add_argument("--markdown", action="store_true", help="a table for a document")
@@ -110,6 +100,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Prints the table; returns the exit code."""
+    check_range(arguments, 1, "weights_bits", most=16)
+    check_range(arguments, 1, "concurrency", "frames", "text_tokens", "max_tokens")
     plan = _Plan(
         num_frames=arguments.frames,
         frame_size=_frame_size(arguments.frame_size),
@@ -124,7 +116,12 @@ def run(arguments: argparse.Namespace) -> int:
     pairs: Sequence[tuple[str, str | None]] = (
         _PAIRS if arguments.all else ((arguments.target, arguments.draft),)
     )
-    rows = [row for target, draft in pairs for row in _rows(target, draft, plan)]
+    rows = [
+        _row(role, name, plan)
+        for pair in pairs
+        for role, name in zip(("target", "draft"), pair, strict=True)
+        if name is not None
+    ]
     if arguments.json:
         _print_json(rows, plan)
     elif arguments.markdown:
@@ -144,13 +141,7 @@ class _Plan:
     num_slots: int
     devices: dict[int, int]  # bytes by the size in the name; none for a CPU
     is_cpu: bool
-    weights_bits: float | None  # of the target's layers; None: 16, or by name or files
-
-    def __post_init__(self) -> None:
-        if self.weights_bits is not None and not 1 <= self.weights_bits <= 16:
-            raise InvalidRequestError("--weights-bits must be 1 to 16")
-        if self.num_slots < 1 or self.num_other_tokens < 1:
-            raise InvalidRequestError("--concurrency and the tokens must be at least 1")
+    weights_bits: float | None  # in the target's layers; None: 16, or by name or files
 
     @property
     def cache_each(self) -> int:
@@ -177,96 +168,74 @@ class _Plan:
 
 
 @dataclass(frozen=True, slots=True)
-class _Row:
-    """One model of a pair."""
-
-    role: str
-    shape: ModelShape
-    num_tokens: int
-    cache_tokens: int  # of a slot
-    whole: Memory  # on one device
-    unpruned: Memory  # ``whole`` if slots cached the whole context
-    fits: dict[int, _Fit]
-
-
-@dataclass(frozen=True, slots=True)
 class _Fit:
     """How a model fits on devices of one size; ``num_devices`` is 0 if it does not fit."""
 
     num_devices: int
     most_slots: int
 
-
-def _rows(target: str, draft: str | None, plan: _Plan) -> Iterator[_Row]:
-    for role, name in (("target", target), ("draft", draft)):
-        if name is None:
-            continue
-        shape = find_shape(name, layer_bits=plan.weights_bits if role == "target" else None)
-        num_tokens = plan.num_tokens(shape)
-        cache_tokens = pruned_cache_tokens(num_tokens) if role == "draft" else num_tokens
-        counts = [n for n in range(1, _MOST_DEVICES + 1) if role == "target" or n == 1]
-        fits = {
-            size: _fit(shape, num_bytes, num_tokens, cache_tokens, plan.num_slots, counts)
-            for size, num_bytes in plan.devices.items()
-        }
-        whole, unpruned = (
-            plan.memory_of(shape, num_tokens, cached) for cached in (cache_tokens, num_tokens)
-        )
-        yield _Row(role, shape, num_tokens, cache_tokens, whole, unpruned, fits)
+    def __str__(self) -> str:
+        return f"{self.num_devices} x, {self.most_slots} slots" if self.num_devices else "no"
 
 
-def _fit(
-    shape: ModelShape,
-    device_bytes: int,
-    num_tokens: int,
-    cache_tokens: int,
-    num_slots: int,
-    counts: Sequence[int],
-) -> _Fit:
-    """Returns the fewest devices that hold the model and all its slots."""
-    for count in counts:
-        if not shape.can_divide(count):
-            continue
-        slots = most_slots(
-            shape,
-            device_bytes,
-            num_tokens=num_tokens,
-            cache_tokens=cache_tokens,
-            num_devices=count,
-        )
-        if slots >= num_slots:
-            return _Fit(count, slots)
-    return _Fit(0, 0)
+@dataclass(frozen=True, slots=True)
+class _Row:
+    """One model of a pair."""
+
+    role: str
+    shape: ModelShape
+    num_tokens: int
+    cache_tokens: int  # in a slot
+    whole: Memory  # on one device
+    unpruned: Memory  # ``whole`` if slots cached the whole context
+    fits: dict[int, _Fit]
 
 
-def _show(fit: _Fit) -> str:
-    if not fit.num_devices:
-        return "no"
-    return f"{fit.num_devices} x, {fit.most_slots} slots"
+def _row(role: str, name: str, plan: _Plan) -> _Row:
+    shape = find_shape(name, layer_bits=plan.weights_bits if role == "target" else None)
+    num_tokens = plan.num_tokens(shape)
+    cache_tokens = pruned_cache_tokens(num_tokens) if role == "draft" else num_tokens
+    counts = range(1, _MOST_DEVICES + 1) if role == "target" else (1,)
+
+    def fit(device_bytes: int) -> _Fit:
+        """The fewest devices that hold the model and all its slots."""
+        for count in filter(shape.can_divide, counts):
+            slots = most_slots(
+                shape,
+                device_bytes,
+                num_tokens=num_tokens,
+                cache_tokens=cache_tokens,
+                num_devices=count,
+            )
+            if slots >= plan.num_slots:
+                return _Fit(count, slots)
+        return _Fit(0, 0)
+
+    return _Row(
+        role,
+        shape,
+        num_tokens,
+        cache_tokens,
+        plan.memory_of(shape, num_tokens, cache_tokens),
+        plan.memory_of(shape, num_tokens, num_tokens),
+        {size: fit(num_bytes) for size, num_bytes in plan.devices.items()},
+    )
 
 
-def _cells(row: _Row, plan: _Plan) -> list[str]:
-    whole = row.whole
-    return [
-        row.role,
-        row.shape.name,
-        f"{whole.weights / GIB:.1f}",
-        f"{row.shape.cache_bytes(1, bytes_each=plan.cache_each) / 1024:.0f}",
-        f"{row.num_tokens:,}",
-        f"{row.cache_tokens:,}",
-        f"{whole.work / GIB:.1f}",
-        f"{whole.total / GIB:.1f}",
-        *map(_show, row.fits.values()),
-    ]
-
-
-def _headings(plan: _Plan) -> list[str]:
-    return [
-        "role", "model", "weights, GiB", "cache per token, KiB", "context, tokens",
-        "cached of it", "work, GiB",
-        f"total for {plan.num_slots} slots, GiB",
-        *(f"{size} GB devices" for size in plan.devices),
-    ]  # fmt: skip
+def _cells(row: _Row, plan: _Plan) -> dict[str, str]:
+    """Returns the cells of a model's line by their headings."""
+    whole, token_bytes = row.whole, row.shape.cache_bytes(1, bytes_each=plan.cache_each)
+    return {
+        "role": row.role,
+        "model": row.shape.name,
+        "weights, GiB": f"{whole.weights / GIB:.1f}",
+        "cache per token, KiB": f"{token_bytes / 1024:.0f}",
+        "context, tokens": f"{row.num_tokens:,}",
+        "cached of it": f"{row.cache_tokens:,}",
+        "work, GiB": f"{whole.work / GIB:.1f}",
+        f"total for {plan.num_slots} slots, GiB": f"{whole.total / GIB:.1f}",
+        **{f"{size} GB devices": str(fit) for size, fit in row.fits.items()},
+    }
 
 
 def _note(plan: _Plan) -> str:
@@ -296,48 +265,45 @@ def _note(plan: _Plan) -> str:
 
 
 def _markdown(rows: Sequence[_Row], plan: _Plan) -> Iterator[str]:
-    headings = _headings(plan)
-    yield "| " + " | ".join(headings) + " |"
-    yield "|" + "---|" * len(headings)
-    for row in rows:
-        yield "| " + " | ".join(_cells(row, plan)) + " |"
-    yield ""
-    yield f"({_note(plan)}.)"
+    table = [_cells(row, plan) for row in rows]
+    rule = "|" + "---|" * len(table[0])
+    lines = (f"| {' | '.join(line)} |" for line in (table[0], *(row.values() for row in table)))
+    yield from (next(lines), rule, *lines, f"\n({_note(plan)}.)")
 
 
 def _print_table(rows: Sequence[_Row], plan: _Plan) -> None:
     console = Console()
     table = Table(caption=_note(plan), caption_justify="left")
-    for index, heading in enumerate(_headings(plan)):
-        is_text = index < 2
+    for heading in _cells(rows[0], plan):
+        is_text = heading in ("role", "model")
         table.add_column(heading, justify="left" if is_text else "right", overflow="fold")
     for row in rows:
-        table.add_row(*_cells(row, plan))
+        table.add_row(*_cells(row, plan).values())
     console.print(table)
-    for row in rows:
-        loading = ""
-        if not plan.is_cpu:
-            loading = f"; loading needs {row.shape.host_bytes() / GIB + 4:.0f} GiB of the machine's"
-            loading += " own memory for each device"
-        console.print(
-            f"{row.role}, for hippo up: --{row.role}-arg=--slots={plan.num_slots} "
-            f"--max-context-length {row.num_tokens}{loading}",
-            highlight=False,
-            soft_wrap=True,
+    for line in (line for row in rows for line in _advice(row, plan)):
+        console.print(line, highlight=False, soft_wrap=True)
+
+
+def _advice(row: _Row, plan: _Plan) -> Iterator[str]:
+    """Yields the flags for this workload, and what pruning saves."""
+    loading = ""
+    if not plan.is_cpu:
+        loading = f"; loading needs {row.shape.host_bytes() / GIB + 4:.0f} GiB of the machine's"
+        loading += " own memory for each device"
+    yield (
+        f"{row.role}, for hippo up: --{row.role}-arg=--slots={plan.num_slots} "
+        f"--max-context-length {row.num_tokens}{loading}"
+    )
+    if row.cache_tokens < row.num_tokens:
+        saved = row.unpruned.cache - row.whole.cache
+        yield (
+            f"{row.role}: pruning saves {saved / GIB:.2f} GiB: the cache takes "
+            f"{row.whole.cache / GIB:.2f} GiB, and for whole prompts "
+            f"(--draft-arg=--cache-tokens={row.num_tokens}) {row.unpruned.cache / GIB:.2f} GiB"
         )
-        if row.cache_tokens < row.num_tokens:
-            saved = row.unpruned.cache - row.whole.cache
-            console.print(
-                f"{row.role}: pruning saves {saved / GIB:.2f} GiB: the cache takes "
-                f"{row.whole.cache / GIB:.2f} GiB, and for whole prompts "
-                f"(--draft-arg=--cache-tokens={row.num_tokens}) {row.unpruned.cache / GIB:.2f} GiB",
-                highlight=False,
-                soft_wrap=True,
-            )
-        if row.role == "target":
-            num_visual = row.num_tokens - plan.num_other_tokens
-            told = f"gateway, for hippo up: --gateway-arg=--max-visual-tokens={num_visual}"
-            console.print(told, highlight=False, soft_wrap=True)
+    if row.role == "target":
+        num_visual = row.num_tokens - plan.num_other_tokens
+        yield f"gateway, for hippo up: --gateway-arg=--max-visual-tokens={num_visual}"
 
 
 def _print_json(rows: Sequence[_Row], plan: _Plan) -> None:

@@ -39,7 +39,7 @@ from hippo.types import (
 
 TOP_LOGPROBS = 8  # likeliest tokens of the target that are kept per position
 _PAUSE_S = 0.5
-_LONGEST_S = 3600.0  # of an answer, its wait for a slot included
+_LONGEST_S = 3600.0  # for an answer, its wait for a slot included
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,7 +57,7 @@ class TargetAnswer:
     num_prompt_tokens: int
     num_visual_tokens: int
     prompt_hash: str  # hexadecimal
-    max_visual_tokens: int  # of the frame plan
+    max_visual_tokens: int  # in the frame plan
 
     @property
     def num_draft_prompt_tokens(self) -> int:

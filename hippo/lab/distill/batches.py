@@ -14,7 +14,7 @@ from torch.utils.data import Dataset
 
 from hippo.lab.distill.examples import DraftExample
 
-_JITTER = 0.1  # of lengths, so that epochs have other batches
+_JITTER = 0.1  # random share of a length, so that epochs have other batches
 
 
 def grouped(

@@ -28,7 +28,7 @@ from hippo.models.interface.content import cached_places
 from hippo.types import FramePlan
 from hippo.video.decoder import MediaDecoder
 
-_SPARE_BYTES = 1 << 30  # of the disk, for what else is written
+_SPARE_BYTES = 1 << 30  # bytes of the disk that are left for other files
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -21,8 +21,8 @@ DEFAULT_QUESTIONS = (
     "Summarise the video in a few sentences.",
     "List everything that can be seen in the video.",
 )
-_WHOLE_SHARE = 0.1  # of the training's questions: nothing is dropped, as with short prompts
-_SERVED_SHARE = 0.5  # of the others: the ratio of serving; the rest keep half to twice as much
+_WHOLE_SHARE = 0.1  # share of training questions with nothing dropped, as in short prompts
+_SERVED_SHARE = 0.5  # share of other questions with serving's ratio; the rest keep half to twice
 _MOST_RATIO = 0.99
 
 
@@ -58,7 +58,7 @@ def find_videos(folder: Path) -> list[Path]:
 def asked_about(
     folder: Path, file: Path | None, *, num_default: int
 ) -> list[tuple[str, Path, str]]:
-    """Returns id, video and prompt of each question: those of a file, as `hippo bench --questions`
+    """Returns id, video and prompt of each question in a file, as `hippo bench --questions`
     takes it, or else ``num_default`` of DEFAULT_QUESTIONS about each video.
 
     Raises InvalidRequestError for a folder without videos, a file that is none of questions, and a
@@ -97,7 +97,7 @@ def plan_questions(
     """Returns what the target is asked, the questions of held-out videos first.
 
     A share of the videos is held out with all of their questions. A question for training is asked
-    once at each temperature, with a ratio drawn around that of serving. The result depends only on
+    once at each temperature, with a ratio drawn around serving's ratio. The result depends only on
     the arguments. Raises InvalidRequestError for fewer than two videos.
     """
     videos = sorted({video for _, video, _ in asked})

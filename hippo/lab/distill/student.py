@@ -26,7 +26,7 @@ from hippo.models.loading.pretrained import num_token_ids
 from hippo.models.loading.resolve import import_transformers
 from hippo.models.loading.weights import reported
 
-_TOKEN_WEIGHT = 0.3  # of the cross entropy with the target's token, beside its distribution
+_TOKEN_WEIGHT = 0.3  # weight of the target's token beside its distribution
 _WEIGHT_FILES = ("*.safetensors", "*.safetensors.index.json", "*.bin", "*.bin.index.json", "*.pth")
 
 

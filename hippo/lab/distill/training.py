@@ -26,7 +26,7 @@ from hippo.lab.distill.examples import num_rows
 from hippo.lab.distill.student import Student, agreements, distillation_loss, new_student
 
 _WARM_UP_SHARE = 0.05
-_FINAL_RATE = 0.03  # of the learning rate, at the end
+_FINAL_RATE = 0.03  # last share of the learning rate
 _MOST_GRADIENT = 1.0  # norm to which gradients are clipped
 _NUM_EVALUATIONS = 20
 _STATE_FILE = "state.pt"
@@ -61,16 +61,13 @@ class TrainingPlan:
 @dataclass(slots=True)
 class TrainingState:
     """How far a training is. ``history`` has the step and the agreement on held-out answers of each
-    evaluation, the first before any training; the traces are of the first and the best one. Steps
-    are those of ``num_processes``."""
+    evaluation, the first before any training. ``num_processes`` share each step."""
 
     step: int = 0
     num_steps: int = 0
     num_processes: int = 1
     is_over: bool = False
     history: list[tuple[int, float]] = field(default_factory=list)
-    first_traces: dict[str, str] = field(default_factory=dict)
-    best_traces: dict[str, str] = field(default_factory=dict)
 
     @property
     def best(self) -> tuple[int, float]:
@@ -258,11 +255,9 @@ class Training:
             moved = batch.to(accelerator.device)
             traces = agreements(self._student(moved), moved)
             found += zip([files[index].stem for index in indices], traces, strict=True)
-        named = dict(sorted(gather_object(found)))
+        named = dict(gather_object(found))  # a batch may come from two processes
         state.history.append((state.step, agreement_of(list(named.values()))))
-        state.first_traces = state.first_traces or named
         if state.best[0] == state.step:
-            state.best_traces = named
             self._best = {
                 name: weight.detach().to("cpu", copy=True)
                 for name, weight in self._student.trained.items()

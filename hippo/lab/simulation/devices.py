@@ -19,7 +19,7 @@ StepCost = Callable[[int, int], float]
 
 @dataclass(frozen=True, slots=True)
 class Costs:
-    """All times in nanoseconds; the defaults are those of a small pair on two CPU cores.
+    """All times in nanoseconds; the defaults fit a small pair on two CPU cores.
 
     ``leg_ns`` (one message between a service and the gateway, one way) and
     ``draft_prefill_delay_ns`` are latencies, which occupy no device. The other times occupy one.
@@ -54,7 +54,7 @@ class Outcome:
     decode_ns: float = 0.0  # from the first token to the last
     num_events: int = 0
     num_out_of_step: int = 0  # blocks of an epoch later than the verifier's
-    num_misread_steps: int = 0  # forwards that attended to other tokens than those of their path
+    num_misread_steps: int = 0  # forwards that attended to tokens outside their path
     stats: SpeculationStats = field(default_factory=SpeculationStats)
 
     @property

@@ -20,10 +20,10 @@ from dataclasses import dataclass
 from hippo.catalog.sizes import GIB, ModelShape
 from hippo.errors import InvalidRequestError
 
-_BYTES = 2  # of a weight and of a cached number, in bfloat16
+_BYTES = 2  # bytes of a weight and of a cached number in bfloat16
 
-# A layer's four products in nf4 over those of one row, up to a number of rows: 226 us for 1 to 8
-# rows, 255 for 16 and 346 for 32. The kernels take more rows 32 at a time.
+# Time of a layer's four products in nf4 over the time with one row, up to a number of rows: 226 us
+# for 1 to 8 rows, 255 for 16 and 346 for 32. The kernels take more rows 32 at a time.
 _PACKED_TIMES = ((8, 1.0), (16, 255 / 226), (32, 346 / 226))
 
 # Operations that the host launches for a layer, by tests/unit/models/runners/test_gpu_step.py.
@@ -58,7 +58,7 @@ class Placement:
     """The GPUs of one model, and the assumptions about them.
 
     ``bandwidth_share`` and ``compute_share`` are the shares of the data sheet's values that matrix
-    products reach, ``attention_share`` is that of the arithmetic in a decode step's attention,
+    products reach, ``attention_share`` is the share of the arithmetic in a decode step's attention,
     ``layer_us`` is the small operations of a layer on the device, ``block_us`` those besides in a
     step of several rows, ``sum_us`` one all-reduce (two per layer), ``packed_share`` the
     bandwidth's share of one row with quantised layers, ``launch_us`` the host's time to launch an
@@ -163,7 +163,7 @@ def read_parameters(shape: ModelShape, num_rows: int) -> float:
 
 
 def _packed_time(num_rows: int) -> float:
-    """Returns the time of quantised products over that of one row."""
+    """Returns the time of quantised products over the time for one row."""
     times = (time for most, time in _PACKED_TIMES if num_rows <= most)
     most, longest = _PACKED_TIMES[-1]
     return next(times, math.ceil(num_rows / most) * longest)

@@ -10,12 +10,13 @@ from hippo.catalog.sizes import ModelShape
 from hippo.errors import InvalidRequestError
 from hippo.lab.simulation.hardware import GPUS, Gpu, Placement, RooflineTime
 from hippo.lab.simulation.machine import Machine
+from hippo.lab.simulation.traces import Trace, drawn_traces
 
 _QWEN, _LLAVA = "Qwen/Qwen2.5-VL-{}-Instruct", "llava-hf/llava-onevision-qwen2-{}-ov-hf"
 _LEG_MS = 0.25  # latency of a message, one way
 _MESSAGE_MS = 0.05  # device time of a message, on either device
 _SCHEDULING_MS = 0.1  # between two steps of the target
-_SCORED_SHARE = 0.5  # of the target's layers before the draft's prefill can begin
+_SCORED_SHARE = 0.5  # share of the target's layers that run before the draft's prefill
 
 NUM_NEW_TOKENS = 256
 """Tokens of a simulated answer."""
@@ -33,8 +34,8 @@ class ModelPair:
     num_target_gpus: int = 1
     num_visual_tokens: int = 25_000
     num_text_tokens: int = 100
-    ratio: float = 0.9  # of visual tokens pruned for the draft
-    has_graphs: bool = True  # of models on one GPU; hippo has none on several
+    ratio: float = 0.9  # share of visual tokens pruned for the draft
+    has_graphs: bool = True  # for models on one GPU; hippo has no graphs on several
 
     @property
     def num_prompt_tokens(self) -> int:
@@ -63,6 +64,17 @@ class ModelPair:
     def draft_place(self) -> Placement:
         """The draft's GPU."""
         return Placement(gpu=self.gpu, has_graphs=self.has_graphs)
+
+    def traces(self, agreement: float) -> list[Trace]:
+        """Returns the traces that `hippo simulate --acceptance` draws for the pair."""
+        return drawn_traces(
+            agreement=agreement,
+            num_traces=12,
+            num_tokens=NUM_NEW_TOKENS,
+            burstiness=0.5,
+            num_prompt_tokens=self.num_prompt_tokens,
+            num_draft_prompt_tokens=self.num_draft_tokens,
+        )
 
     def machine(self) -> Machine:
         """Returns the pair's times. Raises InvalidRequestError if it does not fit into memory."""

@@ -76,8 +76,6 @@ def test_the_whole_command_after_a_stop(
     for figures in (report["before"], report["after"]):
         assert figures["num_equal"] == figures["num_answers"] == 1
         assert figures["tokens_per_forward"] >= 1
-        # On a busy machine, an answer of 16 tokens can end before the draft's first token.
-        assert (figures["predicted_speedup"] or 1) > 0
     assert report["before"]["agreement"] < report["after"]["agreement"] <= 1
     assert "| agreement |" in (out / "report.md").read_text()
     assert read_state(out / "training").is_over
@@ -118,7 +116,7 @@ def test_a_draft_without_its_training_is_refused(
     shutil.copytree(out, rest, ignore=shutil.ignore_patterns("training", "examples"))
     assert main(command(videos, draft, rest)) == 1
     error = " ".join(capsys.readouterr().err.split())
-    assert f"{rest / 'draft'} is there, and the training that it is of is not" in error
+    assert f"{rest / 'draft'} exists without the training that made it" in error
     assert f"delete {rest / 'training'}, {rest / 'draft'}, {rest / 'after.json'} to" in error
 
 

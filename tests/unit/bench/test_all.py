@@ -6,27 +6,25 @@ import pytest
 
 from bench import __main__ as latency
 from bench import all as every
+from bench import load
 from bench.answers.systems import systems
 from bench.base.environment import ROOT
-from bench.load import __main__ as load
 
 
-@pytest.mark.parametrize("step", every.BENCHMARKS, ids=lambda step: step.name)
-@pytest.mark.parametrize("is_quick", [False, True])
-def test_each_command_is_one_that_its_module_takes(step: every.Benchmark, is_quick: bool) -> None:
-    module, *arguments = step.command(is_quick=is_quick)
+@pytest.mark.parametrize("name", every.BENCHMARKS)
+def test_each_command_is_one_that_its_module_takes(name: str) -> None:
+    module, *arguments = every.command_of(name)
     args = {"bench": latency, "bench.load": load}[module]._parse(arguments)
-    assert args.out == step.out(is_quick=is_quick).relative_to(ROOT)
+    assert args.out == (every.OUT / f"{name}.json").relative_to(ROOT)
     if module == "bench" and args.systems:
         assert latency._chosen(args.systems, systems("none", 0.0))
 
 
 def test_the_issues_measurements_are_among_them() -> None:
-    parsed = {step.name: step.command(is_quick=False) for step in every.BENCHMARKS}
-    short = latency._parse(parsed["short"][1:])
+    short = latency._parse(every.command_of("short")[1:])
     assert {"float32", "bfloat16"} <= set(short.dtypes)
-    assert (short.temperatures, short.systems, short.rivals) == ([0.0, 0.8], [], True)
-    loads = load._parse(parsed["load"][1:])
+    assert (short.temperatures, short.systems) == ([0.0, 0.8], [])
+    loads = load._parse(every.command_of("load")[1:])
     assert loads.clients == [1, 2, 4, 8, 16, 32]
     assert loads.systems == list(load.SYSTEMS)
 

@@ -7,7 +7,6 @@ from itertools import islice
 import pytest
 
 from bench.predicted import __main__ as predicted
-from bench.predicted.pictures import with_ratio
 from bench.predicted.published import published_rows, target_step_ms
 from bench.predicted.scaling import PAIR_NAMES, scaling_rows, tokens_per_second
 from hippo.client.tables import markdown
@@ -43,10 +42,4 @@ def test_every_part_has_its_head_and_its_pairs_on_the_page() -> None:
 def test_an_unknown_part_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         predicted.main(["speed"])
-    assert "speed is none of pairs, published, scaling, pictures" in capsys.readouterr().err
-
-
-def test_a_ratio_of_step_times_is_set_by_the_draft() -> None:
-    machine = with_ratio(PAIRS["qwen-3b-32b"].machine(), 4)
-    assert machine.target.ms(1, 0) / machine.draft.ms(1, 0) == pytest.approx(4)
-    assert machine.draft.ms(2, 0) > machine.draft.ms(1, 0)
+    assert "speed is none of pairs, published, scaling" in capsys.readouterr().err

@@ -1,9 +1,8 @@
-"""``python -m bench.pruning`` on pairs and videos of one's own."""
+"""``python -m bench.pruning``: agreement along the target's outputs, and whole experiments."""
 
 from __future__ import annotations
 
 import json
-import shutil
 import signal
 from collections.abc import Iterator
 from dataclasses import replace
@@ -14,147 +13,208 @@ from typing import Any
 import pytest
 import torch
 
-from bench.drafts.samples import HeldOutWorld, QuestionsFile
+from bench.drafts.teacher import target_output
 from bench.pruning import __main__ as pruning
-from bench.pruning import pair
 from bench.pruning.bias import boundaries
+from bench.pruning.choices import Choice
+from bench.pruning.judge import agreement, run_choices
 from bench.pruning.services import option_systems, preset_systems, strategy_systems, write_clips
-from demo.world import clips
+from bench.pruning.speed import MeasuredTimes, replay_agreement
+from bench.pruning.traces import ClipTrace, Sample, SampleTrace, clip_samples, trace_clip
 from gateway.api.schemas import SpeculationOptions
 from gateway.api.speculation import speculation_plan
 from gateway.common.config import GatewaySettings
-from hippo.models.interface.checkpoint import find_checkpoint
+from hippo.lab.commands.scoring import decode
+from hippo.lab.simulation.machine import ForwardTime
+from hippo.lab.simulation.traces import Trace
+from hippo.models.interface.base import DecodedMedia, SequenceRows, StepPlan
+from hippo.models.interface.plan import LoadPlan
 from hippo.models.load import load_model
-from hippo.types import PruningStrategy
+from hippo.pruning.scores import Scope
+from hippo.types import FramePlan, MediaKind, PruningStrategy
 from tests.support.models.families import write_family
+from tests.support.models.toy_model import NUM_TOKEN_IDS, ToyModel
 
-
-@pytest.fixture(scope="module")
-def questions(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A question about one clip of the bundled world, and two about another."""
-    folder = tmp_path_factory.mktemp("videos")
-    lines = []
-    for index, asked in ((0, ("What moves?",)), (1, ("What is there?", "How many are red?"))):
-        clip = clips.held_out("short", index)
-        clips.write_clip(clip, folder)
-        for text in asked:
-            options = [] if index else ["a ball", "two"]
-            fields = {"id": f"{index} {text}", "video": f"{clip.name}.mp4", "question": text}
-            lines.append(json.dumps({**fields, "options": options}))
-    path = folder / "questions.jsonl"
-    path.write_text("\n".join(lines), encoding="utf-8")
-    return path
+NONE = Choice(strategy=PruningStrategy.NONE, ratio=0.0, num_layers=1)
 
 
 @pytest.fixture(autouse=True)
-def _short_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+def _short_runs(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Short answers; undoes what a command sets for its process."""
     monkeypatch.setattr(pruning, "load_model", cache(load_model))
-    monkeypatch.setattr("bench.drafts.traces.MAX_TOKENS", 8)
+    monkeypatch.setattr("bench.pruning.traces.MAX_TOKENS", 8)
     monkeypatch.setattr("bench.pruning.speed._REPEATS", 2)
-
-
-@pytest.fixture(autouse=True)
-def _process_as_before() -> Iterator[None]:
-    """Undoes what a command sets for its process."""
     handler, num_threads = signal.getsignal(signal.SIGTERM), torch.get_num_threads()
     yield
     signal.signal(signal.SIGTERM, handler)
     torch.set_num_threads(num_threads)
 
 
+def clip_trace(model: ToyModel, frames: int = 3) -> ClipTrace:
+    """A trace of the toy target."""
+    media = DecodedMedia(
+        MediaKind.VIDEO, torch.zeros(frames, 4, 4, 3, dtype=torch.uint8), (0.0,) * frames, 2.0
+    )
+    sample = Sample("toy", b"", "What is it?", "A thing.", True)
+    prompt = model.prepare_prompt([sample.message], [media], FramePlan())
+    features = model.embed_visual(prompt)
+    assert features is not None
+    *_, logits = model.prefill(0, prompt, features, None)
+    assert logits is not None
+    output = target_output(model, int(logits.argmax()), (), max_tokens=24)
+    attention = torch.arange(4.0 * frames).expand(2, -1)
+    content = tuple(token % 2 == 0 for token in output)
+    scores: dict[Scope, torch.Tensor] = {"visual": attention}
+    trace = SampleTrace(prompt, output, content, scores, {1: -attention[0]})
+    return ClipTrace("toy", prompt.visual_grids, features, features, (trace,))
+
+
+def test_a_guess_saves_time_and_changes_nothing() -> None:
+    model = ToyModel()
+    clip = clip_trace(model)
+    trace = clip.samples[0]
+
+    def first_id() -> int:
+        *_, logits = model.prefill(0, trace.prompt, clip.target_features, None)
+        assert logits is not None
+        return int(logits.argmax())
+
+    true = [first_id()]
+    while true[-1] not in model.info.end_token_ids and len(true) < 24:
+        row = SequenceRows(0, len(true) - 1, (true[-1],))
+        true.append(int(model.forward(StepPlan((row,)))[-1].argmax()))
+    assert list(trace.output_ids) == true and len(true) > 6
+    wrong_at_4 = [*true[:4], (true[4] + 1) % NUM_TOKEN_IDS, *true[5:]]
+    for guess in (true, true[:3], wrong_at_4, [0] * 40, [*true, 5, 6, 7]):
+        assert list(target_output(model, first_id(), guess, max_tokens=24)) == true
+        assert len(target_output(model, first_id(), guess, max_tokens=3)) == 3
+
+
+def test_a_draft_like_the_target_agrees_on_every_token_and_a_noisy_one_does_not() -> None:
+    clip = clip_trace(ToyModel())
+    trace = clip.samples[0]
+    kept = NONE.kept(clip, trace, 0)
+    same, noisy = (
+        agreement(ToyModel(noise=noise), clip, trace, kept, is_compacted=False)
+        for noise in (0.0, 4.0)
+    )
+    assert len(same) == len(trace.output_ids) and all(same) and not all(noisy)
+
+
+def test_every_choice_is_judged_on_every_sample_and_the_same_tokens_once() -> None:
+    clip = clip_trace(ToyModel())
+    choices = {
+        "none": NONE,
+        "none again": NONE,
+        "compacted": replace(NONE, is_compacted=True),
+        "attention": Choice(PruningStrategy.ATTENTION, ratio=0.5, num_layers=2),
+        "uv": Choice(PruningStrategy.UV, ratio=0.5, num_layers=1),
+        "uv reversed": Choice(PruningStrategy.UV, ratio=0.5, num_layers=1, is_falling=True),
+        "blind": Choice(PruningStrategy.BLIND, ratio=1.0, num_layers=1),
+    }
+    kept = {name: each.kept(clip, clip.samples[0], 0).tolist() for name, each in choices.items()}
+    assert kept["attention"] == kept["uv reversed"] == [6, 7, 8, 9, 10, 11]  # most attended to
+    assert kept["uv"] == [0, 1, 2, 3, 4, 5]  # whose alignment grows most
+    draft = ToyModel(noise=1.0)
+    outcomes = run_choices([clip], draft, choices)
+    assert len(draft.plans) == 5
+    trace = clip.samples[0]
+    for outcome in outcomes.values():
+        assert sum(outcome.tokens.totals.values()) == len(trace.output_ids)
+        assert sum(outcome.content.totals.values()) == sum(trace.content)
+    assert outcomes["attention"].num_kept == 6 and outcomes["blind"].num_kept == 0
+
+
+def test_a_trace_has_all_parts_of_the_visual_rows_for_the_draft(tmp_path: Path) -> None:
+    model = load_model(LoadPlan(str(write_family(tmp_path, "qwen3_vl")), dtype="float32"))
+    first, second = clip_samples(0, seed=2)
+    assert (first.is_video_first, second.is_video_first) == (True, False)
+    trace = trace_clip(model, model, [first])
+    media = decode(first.video, FramePlan(), model.frame_limits)
+    rows = model.embed_visual(model.prepare_prompt([first.message], [media], FramePlan()))
+    assert rows is not None and torch.equal(trace.draft_features, rows)
+    assert torch.equal(trace.target_features, rows[:, : model.hidden_size])
+
+
+@pytest.mark.parametrize(
+    ("steps", "level", "slope"), [((3.0, 1.0), 1.0, 20.0), ((1.0, 3.0), 2.0, 0.0)]
+)
+def test_a_replayed_draft_step_takes_no_less_time_with_more_tokens(
+    steps: tuple[float, float], level: float, slope: float
+) -> None:
+    times = MeasuredTimes(
+        100, 100, {1: 10.0, 2: 10.0}, {}, dict(zip((0.0, 1.0), steps, strict=True))
+    )
+    draft = times.machine.draft
+    assert isinstance(draft, ForwardTime)
+    assert draft.one_row_ms == pytest.approx(level)
+    assert draft.kilotoken_ms == pytest.approx(slope)
+
+
+def test_a_replay_is_of_the_agreement_and_the_step_times() -> None:
+    """A draft that is always right, ten times as fast as the target; one that is always wrong."""
+    target_ms = dict.fromkeys((1, 2, 4, 8, 16, 32), 10.0)
+    draft_ms = {0.0: 1.0, 0.9: 1.0}
+    machine = MeasuredTimes(100, 50, target_ms, draft_ms, draft_ms).machine
+    right, wrong = (
+        replay_agreement([Trace((mark,) * 121, 100, 60, f"clip {k}") for k in range(3)], machine)
+        for mark in (True, False)
+    )
+    assert 8 < right.decode_speedup.share <= right.tokens_a_pass.share * 1.05
+    assert right.tokens_a_pass.num_clips == 3
+    assert wrong.tokens_a_pass.share == 1.0
+    assert 0.8 < wrong.decode_speedup.share <= 1.01
+
+
 def run(experiment: str, out: Path, *flags: object) -> dict[str, Any]:
     """Runs an experiment; returns what it wrote."""
     pruning.main([experiment, "--out", str(out), *map(str, flags)])
-    path = out / f"{experiment}.json"
-    found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+    found: dict[str, Any] = json.loads((out / f"{experiment}.json").read_text(encoding="utf-8"))
     return found
 
 
-def test_experiments_run_on_a_file_of_questions(tmp_path: Path, questions: Path) -> None:
-    flags = ("--questions", questions, "--dtype", "bfloat16")
-    run("traces", tmp_path, *flags)
-    ratio = run("ratio", tmp_path, *flags)
-    ablation = run("ablation", tmp_path, *flags, "--clips", 1)
-    rows = {row["label"]: row for row in ratio["rows"]}
-    assert {rows[label]["num_samples"] for label in ("none", "holistic 0.9")} == {6}  # both orders
-    assert rows["none"]["num_clips"] == 2 == ratio["num_clips"]
-    assert "content_agreement" not in rows["none"]  # nothing tells content words
-    assert rows["none"]["minus none"]["mean"] == 0.0
-    assert len(ablation["rows"]) > 40 and ablation["dtype"] == "bfloat16"
+def test_experiments_on_the_bundled_pair(tmp_path: Path) -> None:
+    ablation = run("ablation", tmp_path, "--clips", 1)
     variants = {row["label"]: row for row in ablation["rows"]}
     assert {"preset specvlm", "preset hippo", "uv, layers: 2"} <= set(variants)
-    for row in (*rows.values(), *variants.values()):
+    assert len(variants) > 40
+    for row in variants.values():
+        assert row["num_samples"] == 2  # both orders
         assert row["tokens_a_pass"]["mean"] >= 1.0 and row["decode_speedup"]["mean"] > 0
-    assert set(ratio["step_times"]["target_ms"]) == {"1", "2", "4", "8", "16", "32"}
-    bias = run("bias", tmp_path, *flags)
+    assert variants["none"]["minus none"]["mean"] == 0.0
+    assert set(ablation["step_times"]["target_ms"]) == {"1", "2", "4", "8", "16", "32"}
+    bias = run("bias", tmp_path, "--clips", 2)
     assert "change of alignment (uv)" in {row["label"] for row in bias["rows"]}
-    assert sum(bias["grids"].values()) == 2
+    assert bias["grids"] == {"12 x 12": sum(bias["grids"].values())}
     for row in bias["rows"]:
         assert row["ring, over all"]["mean"] == pytest.approx(
             row["ring"]["mean"] / row["ring, all"]["mean"], rel=0.1
         )
-    frames = run("frames", tmp_path, *flags, "--frames", "2,4", "--clips", "1")
-    shown = {row["label"]: row for row in frames["rows"]}
-    few, more = shown["2 frames, none"], shown["4 frames, none"]
-    assert (few["num_frames"], more["num_frames"]) == (2, 4)
-    assert more["prompt_tokens"] > few["prompt_tokens"] > 0
-    assert shown["4 frames, holistic 0.9"]["kept_tokens"] < few["kept_tokens"]
 
 
 @pytest.mark.parametrize("family", ["llava_onevision", "qwen3_vl"])
-def test_any_family_runs(tmp_path: Path, questions: Path, family: str) -> None:
+def test_any_family_runs(tmp_path: Path, family: str) -> None:
     target = write_family(tmp_path / "target", family)
     draft = write_family(tmp_path / "draft", family, noise=0.1)
-    flags = ["--questions", questions, "--target-model", target, "--draft-model", draft]
-    flags += ["--clips", 1, "--frames", "4", "--max-context-length", 2048]
-    result = run("frames", tmp_path / "out", *flags)
-    assert [row["label"] for row in result["rows"]] == ["4 frames, none", "4 frames, holistic 0.9"]
-    assert result["target"] == "target" and result["rows"][1]["kept_tokens"] > 0
+    flags = ["--target-model", target, "--draft-model", draft, "--clips", 1]
+    result = run(
+        "frames", tmp_path / "out", *flags, "--frames", "2,4", "--max-context-length", 2048
+    )
+    shown = {row["label"]: row for row in result["rows"]}
+    few, more = shown["2 frames, none"], shown["4 frames, none"]
+    assert result["target"] == "target" and (few["num_frames"], more["num_frames"]) == (2, 4)
+    assert more["prompt_tokens"] > few["prompt_tokens"] > 0
+    assert 0 < shown["4 frames, holistic 0.9"]["kept_tokens"] < few["kept_tokens"]
 
 
-def test_the_world_knows_content_words() -> None:
-    source = HeldOutWorld()
-    first, second = source.clips(2)
-    assert first.name != second.name and [s.is_video_first for s in first.samples] == [True, False]
-    assert source.content_mask(["A", " red", " ball", "<end>"]) == [False, True, False, False]
-
-
-def test_what_cannot_run_is_said_in_a_sentence(tmp_path: Path, questions: Path) -> None:
-    lost = tmp_path / "lost.jsonl"
-    lost.write_text('{"id": "1", "video": "no.mp4", "question": "What?"}', encoding="utf-8")
-    far = tmp_path / "far.jsonl"
-    far.write_text('{"id": "1", "video": "https://a/b.mp4", "question": "?"}', encoding="utf-8")
-    empty = tmp_path / "empty.mp4"
-    empty.write_bytes(b"no video")
-    broken = tmp_path / "broken.jsonl"
-    broken.write_text('{"id": "1", "video": "empty.mp4", "question": "?"}', encoding="utf-8")
+def test_what_cannot_run_is_said_in_a_sentence(tmp_path: Path) -> None:
     for flags, said in (
-        (("--questions", lost), "line 1: there is no video"),
-        (("--questions", far), "https://a/b.mp4 is not a file on this machine"),
-        (("--questions", broken), "0000-empty: "),
         (("--target-model", tmp_path / "none"), "none' does not exist"),
         (("--target-model", tmp_path), "it is not a checkpoint folder"),
-        (("--dtype", "float8", "--questions", questions), "dtype 'float8' is unknown"),
+        (("--dtype", "float8"), "dtype 'float8' is unknown"),
     ):
         with pytest.raises(SystemExit, match=said):
             run("ratio", tmp_path / "out", *flags)
-    with pytest.raises(SystemExit, match="leave --questions out"):
-        run("confirm", tmp_path / "out", "--questions", questions)
-
-
-def test_a_sharded_or_changed_checkpoint_has_a_fingerprint_of_its_own(tmp_path: Path) -> None:
-    def fingerprint(folder: Path) -> str:
-        found = find_checkpoint(str(folder), progress=lambda *_: None)
-        return pair.fingerprint(found)
-
-    one = write_family(tmp_path / "one", "qwen3_vl")
-    same = shutil.copytree(one, tmp_path / "same")
-    noisy = write_family(tmp_path / "noisy", "qwen3_vl", noise=0.1)
-    assert fingerprint(one) == fingerprint(same) != fingerprint(noisy)
-    (same / "model.safetensors").rename(same / "model-1-of-1.safetensors")
-    index = {"weight_map": {"all": "model-1-of-1.safetensors"}}
-    (same / "model.safetensors.index.json").write_text(json.dumps(index), encoding="utf-8")
-    assert len(fingerprint(same)) == 12
 
 
 def test_both_boundaries_are_marked() -> None:
@@ -165,12 +225,14 @@ def test_both_boundaries_are_marked() -> None:
     assert torch.equal(boundaries([(1, 2, 2)])["ring"], torch.ones(4, dtype=torch.bool))
 
 
-def test_the_services_are_asked_each_question_in_turning_order(
-    tmp_path: Path, questions: Path
-) -> None:
-    files = write_clips(tmp_path, QuestionsFile(questions).clips(None))
+def test_the_services_are_asked_each_question_in_turning_order(tmp_path: Path) -> None:
+    samples = [
+        [Sample(name, b"a video", "What?", "", is_first) for is_first in (True, False)]
+        for name in "abc"
+    ]
+    files = write_clips(tmp_path, samples)
     assert [file.is_video_first for file in files] == [True, False, True]
-    assert files[1].path == files[2].path and files[0].question.endswith("directly.")
+    assert files[1].path.read_bytes() == b"a video" and files[1].question == "What?"
 
 
 def test_the_services_are_asked_for_what_their_rows_name() -> None:

@@ -17,7 +17,7 @@ from hippo.client.tables import latency_table, load_table, questions_table
 from hippo.lab.benchmark.load import LoadRun
 from hippo.lab.benchmark.load_figures import summarise_load
 from hippo.lab.benchmark.plots import check_plot, draw_answers, draw_load, draw_speedups
-from hippo.lab.benchmark.question_figures import markdown, table_of
+from hippo.lab.benchmark.question_figures import page_of, table_of
 from tests.unit.client.test_figures import ended, record
 
 
@@ -51,8 +51,8 @@ def test_rows_of_questions_fit_into_80_columns_by_category() -> None:
     text = shown(questions_table("many", table), width=80)
     assert max(map(len, text.splitlines())) <= 80 and "…" not in text
     assert text.count("short") == 1 and "45.7%" in text
-    page = markdown("many", table).splitlines()
-    assert page[3] == "|---|---|" + "---:|" * (len(table[0]) - 2)
+    page = page_of("many", table).splitlines()
+    assert page[3] == "| --- | --- |" + " ---: |" * (len(table[0]) - 2)
     assert "1234/2700 45.7%" in page[4] and "3.00 [2.00, 4.00]" in page[4]
     assert page[6].startswith("| long |") and page[6].endswith("| - |")
 

@@ -53,8 +53,7 @@ SENTENCES = (
         ("Option B describes the video best.", "B"), ("Option A describes the video best.", "A"),
         ("The answer is **not** B, it is C.", "C"), ("<think>The answer is A? Let me", None),
         ("The answer is A or B the answer is A or B " * 200, None),
-        ("Option A is incorrect, so B", "B"), ("It is not A but B", "B"),
-        ("A is not right; C is wrong; B is right.", "B"),
+        ("It is not A but B", "B"), ("Option A is incorrect, so B", None),
         # by its text
         ("dark blue.", "B"), ("Dark  Blue", "B"), ("It is dark blue", "B"), ("It is red.", "A"),
         ("The car is green, I think.", "D"), ("blue", "C"), ("It is not red but green", "D"),

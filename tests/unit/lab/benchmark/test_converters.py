@@ -53,6 +53,7 @@ CAPTION = {
     "video_name": "v_Sm9f8ZDbJJ8", "question": "Please provide a detailed description.",
     "answer": "A man plays the drums.",
 }  # fmt: skip
+
 RECORDS: dict[str, dict[str, Any]] = {
     "video-mme": VIDEO_MME,
     "mvbench": MVBENCH,
@@ -86,80 +87,70 @@ def converted(
     return question
 
 
-def test_video_mme(tmp_path: Path) -> None:
-    name = "test-00000-of-00001.parquet"
-    found = converted(tmp_path, "video-mme", name, VIDEO_MME, "data/fFjv93ACGo8.mp4")
-    assert (found.id, found.answer, found.category) == ("001-1", "C", "short")
-    assert found.options == ("One.", "Two.", "Three.", "Four.")
-    assert found.prompt == (
-        "Select the best answer to the following multiple-choice question based on the video. "
-        "Respond with only the letter (A, B, C, or D) of the correct option.\nHow many apples?\n"
-        "A. One.\nB. Two.\nC. Three.\nD. Four.\nThe best answer is:"
-    )
-
-
-def test_mvbench(tmp_path: Path) -> None:
-    video = "star/Charades_segment/ZS9XR.mp4"
-    found = converted(tmp_path, "mvbench", "action_sequence.json", MVBENCH, video)
-    assert (found.id, found.answer, found.category) == ("action_sequence-0", "B", "action_sequence")
-    assert found.prompt == (
-        "Question:What happened after?\nOption:\n(A) Ate the sandwich.\n(B) Held the dish.\n"
-        "Only give the best option.\n"
-    )
-
-
-def test_mlvu(tmp_path: Path) -> None:
-    found = converted(tmp_path, "mlvu", "1_plotQA.json", MLVU, "1_plotQA/movie101_66.mp4")
-    assert (found.id, found.answer, found.category) == ("1_plotQA-0", "A", "plotQA")
-    assert found.prompt == (
-        "What colour is he?\n(A) Yellow\n(B) Red\nOnly give the best option.\nBest option: ("
-    )
-
-
-def test_what_needs_a_judge_has_no_answer(tmp_path: Path) -> None:
-    for benchmark, name, record, video in (
-        ("mlvu", "9_summary.json", MLVU_SUMMARY, "9_summary/217.mp4"),
-        ("video-detail-caption", "test.parquet", CAPTION, "Test_Videos/v_Sm9f8ZDbJJ8.mkv"),
-    ):
-        (folder := tmp_path / benchmark).mkdir()
-        found = converted(folder, benchmark, name, record, video)
-        assert (found.prompt, found.answer) == (record["question"], None)
+_OPTIONS = {"option0": "hi", "option1": "ho", "option2": "N/A", "option3": "N/A", "option4": "N/A"}
+_LETTERS = (
+    "Which subtitles appear?\nA. hi\nB. ho\n"
+    "Answer with the option's letter from the given choices directly."
+)
 
 
 @pytest.mark.parametrize(
-    ("name", "options"),
+    ("benchmark", "name", "record", "video", "facts", "prompt"),
     [
-        ("lvb_val.json", {"candidates": ["hi", "ho"]}),
         (
-            "validation-00000-of-00001.parquet",
-            {
-                "option0": "hi",
-                "option1": "ho",
-                "option2": "N/A",
-                "option3": "N/A",
-                "option4": "N/A",
-            },
+            "video-mme", "test-00000-of-00001.parquet", VIDEO_MME, "data/fFjv93ACGo8.mp4",
+            ("001-1", "C", "short", ("One.", "Two.", "Three.", "Four.")),
+            "Select the best answer to the following multiple-choice question based on the video. "
+            "Respond with only the letter (A, B, C, or D) of the correct option.\n"
+            "How many apples?\nA. One.\nB. Two.\nC. Three.\nD. Four.\nThe best answer is:",
+        ),
+        (
+            "mvbench", "action_sequence.json", MVBENCH, "star/Charades_segment/ZS9XR.mp4",
+            ("action_sequence-0", "B", "action_sequence", ("Ate the sandwich.", "Held the dish.")),
+            "Question:What happened after?\nOption:\n(A) Ate the sandwich.\n(B) Held the dish.\n"
+            "Only give the best option.\n",
+        ),
+        (
+            "mlvu", "1_plotQA.json", MLVU, "1_plotQA/movie101_66.mp4",
+            ("1_plotQA-0", "A", "plotQA", ("Yellow", "Red")),
+            "What colour is he?\n(A) Yellow\n(B) Red\nOnly give the best option.\nBest option: (",
+        ),
+        # What a model must judge has no answer.
+        (
+            "mlvu", "9_summary.json", MLVU_SUMMARY, "9_summary/217.mp4",
+            ("9_summary-0", None, "summary", ()), MLVU_SUMMARY["question"],
+        ),
+        (
+            "video-detail-caption", "test.parquet", CAPTION, "Test_Videos/v_Sm9f8ZDbJJ8.mkv",
+            ("0", None, "", ()), CAPTION["question"],
+        ),
+        (
+            "longvideobench", "lvb_val.json", LONG_VIDEO_BENCH | {"candidates": ["hi", "ho"]},
+            "86CxyhFV9MI.mp4", ("86CxyhFV9MI_0", "B", "600 s", ("hi", "ho")), _LETTERS,
+        ),
+        (
+            "longvideobench", "validation-00000-of-00001.parquet", LONG_VIDEO_BENCH | _OPTIONS,
+            "86CxyhFV9MI.mp4", ("86CxyhFV9MI_0", "B", "600 s", ("hi", "ho")), _LETTERS,
+        ),
+        (
+            "lvbench", "video_info.meta.jsonl", LVBENCH, "all_videos/Cm73ma6Ibcs.mp4",
+            ("2", "B", "entity recognition", ("The fox", "The cat")),
+            "Who sings?\n(A) The fox\n(B) The cat\nAnswer the question with the option letter",
         ),
     ],
-)
-def test_long_video_bench(tmp_path: Path, name: str, options: dict[str, Any]) -> None:
-    record, video = {**LONG_VIDEO_BENCH, **options}, "86CxyhFV9MI.mp4"
-    found = converted(tmp_path, "longvideobench", name, record, video)
-    assert (found.id, found.answer, found.category) == ("86CxyhFV9MI_0", "B", "600 s")
-    assert found.prompt == (
-        "Which subtitles appear?\nA. hi\nB. ho\n"
-        "Answer with the option's letter from the given choices directly."
-    )
-
-
-def test_lvbench(tmp_path: Path) -> None:
-    name = "video_info.meta.jsonl"
-    found = converted(tmp_path, "lvbench", name, LVBENCH, "all_videos/Cm73ma6Ibcs.mp4")
-    assert (found.id, found.answer, found.category) == ("2", "B", "entity recognition")
-    assert found.options == ("The fox", "The cat")
-    assert found.prompt == (
-        "Who sings?\n(A) The fox\n(B) The cat\nAnswer the question with the option letter"
-    )
+)  # fmt: skip
+def test_records_become_questions(
+    tmp_path: Path,
+    benchmark: str,
+    name: str,
+    record: dict[str, Any],
+    video: str,
+    facts: tuple[object, ...],
+    prompt: str,
+) -> None:
+    found = converted(tmp_path, benchmark, name, record, video)
+    assert (found.id, found.answer, found.category, found.options) == facts
+    assert found.prompt == prompt
 
 
 def mvbench(folder: Path, *names: str) -> Path:

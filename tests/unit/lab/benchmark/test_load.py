@@ -46,28 +46,6 @@ def test_all_questions_are_asked_in_turn_until_enough_answers_have_ended() -> No
     assert max(asked.values()) - min(asked.values()) <= 1
 
 
-def test_questions_taken_together_are_one_client_s_and_share_a_salt() -> None:
-    with serving(PlainServer(pause_s=0.005)) as plain:
-        ClosedLoop(
-            [Server(plain.url)], requests(6), num_clients=2, num_answers=24, num_together=3
-        ).run()
-        by_salt: dict[str, list[int]] = {}
-        for body in plain.bodies:
-            question = int(str(body["messages"][0]["content"]))
-            by_salt.setdefault(str(body["cache_salt"]), []).append(question)
-    assert len(by_salt) >= 26 // 3
-    for questions in by_salt.values():
-        assert questions in ([0, 1, 2], [3, 4, 5]) or len(questions) < 3
-    # The second client begins in the middle, and either may be at its last ones at the end.
-    assert sum(len(questions) == 3 for questions in by_salt.values()) >= len(by_salt) - 3
-
-
-def test_questions_asked_one_by_one_share_no_salt() -> None:
-    with serving(PlainServer()) as plain:
-        ClosedLoop([Server(plain.url)], requests(2), num_clients=1, num_answers=5).run()
-    assert len({str(body["cache_salt"]) for body in plain.bodies}) == len(plain.bodies)
-
-
 def test_a_loop_of_some_seconds_keeps_all_clients_busy_and_ends_with_an_answer_after_them() -> None:
     with serving(PlainServer(pause_s=0.02)) as plain:
         run = ClosedLoop([Server(plain.url)], requests(1), num_clients=4, seconds=0.2).run()
@@ -102,8 +80,3 @@ def test_tolerated_errors_are_counted_beside_the_answers() -> None:
         ).run()
     assert len(run.counted) == 4
     assert run.errors == ["the server answered 503: all slots are taken"] * 2
-
-
-def test_the_end_of_a_run_is_a_number_or_a_time() -> None:
-    with pytest.raises(ValueError, match="either"):
-        ClosedLoop([], [], num_clients=1).run()

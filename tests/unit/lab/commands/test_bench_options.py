@@ -111,7 +111,7 @@ def test_the_questions_of_a_file_are_asked_of_the_named_systems(tmp_path: Path) 
         (["--requests", "5"], "--requests needs --concurrency"),
         (["--policies", "fast"], "unknown policy 'fast'"),
         (["--policies", "vpsd:best"], "a draft length is a number or auto, as in vpsd:7"),
-        (["--policies", "off,off"], "one stands there twice"),
+        (["--policies", "off,off"], "a policy stands there twice"),
         (["--plot", "a.pdf"], r"ends in \.svg or \.png"),
         (["--plot", "none/a.svg"], "--plot: there is no folder none"),
         (["--questions", "q.jsonl"], "--questions needs --answers FILE"),

@@ -12,13 +12,13 @@ from hippo.cli import main
 QUICK = ["simulate", "--num-traces", "2", "--tokens", "60", "--policies", "serial:4,adaptive"]
 
 
-def test_a_pair_is_predicted_with_its_memory_and_written_as_json(
+def test_a_pair_is_predicted_and_written_as_json(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     goal = tmp_path / "out.json"
     assert main([*QUICK, "--json", str(goal)]) == 0
     shown = capsys.readouterr().out
-    assert "Qwen2.5-VL 7B / 72B" in shown and "GiB" in shown
+    assert "Qwen2.5-VL 7B / 72B" in shown
     assert "without any overhead" in " ".join(shown.split())
     found = json.loads(goal.read_text())
     assert [row["policy"] for row in found["policies"]] == ["serial γ=4", "adaptive"]
@@ -38,11 +38,11 @@ def test_a_pair_is_predicted_with_its_memory_and_written_as_json(
         (["--acceptance", "1.5"], "0 to 1"),
         (["--run-length", "0.5"], "1 or more"),
         (["--traces", "nowhere.jsonl"], "drawn answers"),
-        (["--delay-ms", "-1"], "--delay-ms is -1; it must be 0 to"),
-        (["--target-gpus", "0"], "--target-gpus is 0; it must be 1 to"),
+        (["--delay-ms", "-1"], "--delay-ms must be 0 to"),
+        (["--target-gpus", "0"], "--target-gpus must be 1 to"),
         (
             ["--target-ms", "20", "--draft-ms", "2", "--row-ms", "-1"],
-            "--row-ms is -1; it must be 0",
+            "--row-ms must be 0 to",
         ),
         (["--policies", "best"], "unknown policy"),
     ],

@@ -30,12 +30,6 @@ def always_right(num_tokens: int) -> list[Trace]:
     return [Trace((True,) * num_tokens)]
 
 
-def test_a_step_costs_by_its_rows_and_what_is_cached() -> None:
-    step = ForwardTime(one_row_ms=4.0, row_ms=0.5, kilotoken_ms=0.1)
-    assert step.ms(1, 0) == 4.0
-    assert step.ms(3, 2000) == pytest.approx(4.0 + 2 * 0.5 + 2 * 0.1)
-
-
 def test_what_adaptive_measured_in_one_answer_it_knows_in_the_next() -> None:
     quick = dataclasses.replace(FREE, draft=ForwardTime(one_row_ms=0.2))
     traces = always_right(100) * 3
@@ -43,11 +37,6 @@ def test_what_adaptive_measured_in_one_answer_it_knows_in_the_next() -> None:
     first, *_, last = replay_all(PolicyChoice("adaptive"), traces, quick).outcomes
     assert first.decode_ns < alone.decode_ns
     assert last.decode_ns <= first.decode_ns
-
-
-def test_target_only_takes_one_step_a_token() -> None:
-    outcome = replay(PolicyChoice("off"), always_right(41)[0], FREE)
-    assert outcome.decode_ns == pytest.approx(40 * 10e6)
 
 
 def test_a_broken_run_fits_where_the_trace_says_so() -> None:
@@ -95,16 +84,6 @@ def test_the_ideal_has_the_steps_and_nothing_else() -> None:
     rows = compare([PolicyChoice("serial", 4)], always_right(200), BUSY)
     assert rows[0].efficiency < 1
     assert rows[0].ideal.ms_per_token == pytest.approx(14 / 5, rel=0.02)
-
-
-@pytest.mark.parametrize("policy", ["serial", "vpsd", "adaptive"])
-def test_decoding_gets_no_faster_with_the_networks_delay(policy: str) -> None:
-    traces = drawn_traces(agreement=0.85, num_traces=2, num_tokens=150)
-    times = [
-        replay_all(PolicyChoice(policy), traces, dataclasses.replace(FREE, leg_ms=delay)).decode_ns
-        for delay in (0.0, 2.0, 5.0)
-    ]
-    assert times == sorted(times) and times[0] < times[-1]
 
 
 def test_the_same_seed_gives_the_same_outcome_and_another_one_another() -> None:
