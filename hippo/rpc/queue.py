@@ -48,8 +48,12 @@ class StreamQueue(Generic[ItemT]):
     async def __anext__(self) -> ItemT:
         while not self._items:
             if self._is_closed:
-                error, self._error = self._error, None
-                raise error or StopAsyncIteration
+                raise self._take_error() or StopAsyncIteration
             self._has_news.clear()
             await self._has_news.wait()
         return self._items.popleft()
+
+    def _take_error(self) -> Exception | None:
+        # Not in __anext__, whose frame the error would then hold, and the frame the error.
+        error, self._error = self._error, None
+        return error
