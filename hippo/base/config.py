@@ -110,6 +110,8 @@ def check_ranges(settings: DataclassInstance) -> None:
             words = f"above {above:g}" + (f" and at most {most:g}" if most is not None else "")
         else:
             words = f"at least {least:g}" if most is None else f"{least:g} to {most:g}"
+        if "|" in str(spec.type):
+            words += ", or auto"
         is_within = (
             (least is None or value >= least)
             and (above is None or value > above)
