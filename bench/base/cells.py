@@ -15,29 +15,22 @@ LOAD_COLUMNS: Columns = {
     "system": lambda row: row["system"],
     "clients": lambda row: str(row["num_clients"]),
     "tokens/s": lambda row: _throughput(row),
-    "answers/s": lambda row: f"{row['answers_per_s']:.1f}",
     "TTFT ms p50 / p99": lambda row: f"{row['ttft_ms']['p50']:.0f} / {row['ttft_ms']['p99']:.0f}",
     "ms/token p50 / p99": lambda row: f"{row['tpot_ms']['p50']:.2f} / {row['tpot_ms']['p99']:.2f}",
     "gap ms p99 / max": lambda row: (
         f"{row['gap_ms']['p99']:.0f} / {row['gap_ms']['max']:.0f}" if row["gap_ms"] else "-"
     ),
-    "acceptance": lambda row: number(row["acceptance_rate"], ".3f"),
     "tokens/forward": lambda row: f"{row['tokens_per_forward']:.2f}",
     "equal": lambda row: equal(row),
 }
 LATENCY_COLUMNS: Columns = {
     "system": lambda row: row["system"],
     "decode": lambda row: interval(row["decode_speedup"]),
-    "slowest clip": lambda row: number(row["decode_speedup"]["minimum"], ".2f"),
     "end to end": lambda row: interval(row["end_to_end_speedup"]),
     "ms/token": lambda row: f"{row['decode_ms_per_token']:.2f}",
     "TTFT ms": lambda row: f"{row['ttft_ms']:.0f}",
     "tokens/forward": lambda row: number(row["mean_tokens_per_forward"], ".2f"),
     "run length": lambda row: number(row["mean_run_length"], ".1f"),
-    "acceptance": lambda row: number(row["acceptance_rate"], ".3f"),
-    "target waits ms": lambda row: number(row["target_wait_ms"], ".0f"),
-    "dropped": lambda row: number(row["dropped_tokens"], ".0f"),
-    "transport ms/round": lambda row: number(row["transport_ms_per_round"], ".2f"),
     "step ms, target / draft": lambda row: (
         f"{number(row['target_step_ms'], '.2f')} / {number(row['draft_step_ms'], '.2f')}"
     ),

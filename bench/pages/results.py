@@ -83,12 +83,9 @@ def environment_line(environment: Result) -> str:
 
 
 def machine_line(environment: Result) -> str:
-    """Returns the machine and the versions of a result."""
-    versions = ", ".join(f"{name} {version}" for name, version in environment["versions"].items())
-    return (
-        f"{environment['cpu']}, {environment['num_cores_machine']} cores, "
-        f"Python {environment['python']}, {versions}."
-    )
+    """Returns the machine of a result; docs/results.json has all versions."""
+    torch = environment["versions"]["torch"]
+    return f"{environment['cpu']}, {environment['num_cores_machine']} cores, torch {torch}."
 
 
 def fastest_short_run(results: Mapping[str, Result]) -> Any:
@@ -169,20 +166,22 @@ def _section(name: str, result: Result) -> str:
     elif "levels" in result:
         count = result["levels"][0]["num_clips"]
         parts += [f"{count} clips for each kind of prompt."]
-        if name == "levels-again":
-            parts += [
-                "The command is the first row's. Each row names its draft, prompts, dtype and T."
-            ]
         parts += [markdown(tuple(LEVEL_COLUMNS), cells(LEVEL_COLUMNS, result["levels"]))]
     elif "loads" in result:
         parts += [
             f"### {load_title(result)}",
-            markdown(tuple(LOAD_COLUMNS), cells(LOAD_COLUMNS, result["loads"])),
+            markdown(tuple(LOAD_COLUMNS), cells(LOAD_COLUMNS, _shown_loads(result["loads"]))),
         ]
     else:
         plot = ["![agreement over ratio](pruning-ratio.svg)"] if name == "ratio" else []
         parts += [f"{result['num_clips']} held-out clips.", *plot, *markdown_tables(name, result)]
     return "\n\n".join(parts)
+
+
+def _shown_loads(loads: Sequence[Result]) -> list[Result]:
+    """Returns the rows of one client, of eight, and of the most; the plot has all."""
+    most = max(row["num_clients"] for row in loads)
+    return [row for row in loads if row["num_clients"] in (1, 8, most)]
 
 
 def _row(run: Result, system: str) -> Any:
@@ -220,15 +219,13 @@ def _latency_cells(run: Result) -> list[list[str]]:
 
 
 def _at_the_best_lengths(summary: Sequence[Result]) -> Iterator[Result]:
-    """Yields one row per policy: of several draft lengths γ the one that decodes fastest."""
+    """Yields a row for each policy: of several draft lengths γ, the row that decodes fastest."""
     lengths: dict[str, list[Result]] = {}
     for row in summary:
         lengths.setdefault(row["system"].partition("γ=")[0], []).append(row)
     for rows in lengths.values():
         best = max(rows, key=lambda row: float(row["decode_speedup"]["mean"]))
-        gammas = ", ".join(row["system"].partition("γ=")[2] for row in rows)
-        of_several = f" (best of {gammas})" if len(rows) > 1 else ""
-        yield {**best, "system": f"{best['system']}{of_several}"}
+        yield best
 
 
 def _without_records(result: Any) -> Any:

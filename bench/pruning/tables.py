@@ -18,13 +18,12 @@ def plus_minus(value: Mapping[str, float]) -> str:
 
 
 def accepted_tokens(agreement: Mapping[str, float]) -> str:
-    """Formats mean accepted tokens, and the ends of their interval: a / (1 - a) of an agreement.
+    """Formats mean accepted tokens: a / (1 - a) of an agreement.
 
     These are the draft tokens from one rejection to the next, without the corrected token (PEARL).
     """
-    mean, low, high = (agreement[name] for name in ("mean", "low", "high"))
-    found = (f"{each / (1 - each):.1f}" if each < 1 else "∞" for each in (mean, low, high))
-    return "{} [{}, {}]".format(*found)
+    mean = agreement["mean"]
+    return f"{mean / (1 - mean):.1f}" if mean < 1 else "∞"
 
 
 def markdown_tables(name: str, result: Result) -> list[str]:
@@ -39,28 +38,20 @@ def markdown_tables(name: str, result: Result) -> list[str]:
 
 
 def _ratios(result: Result) -> list[str]:
+    has_speed = "step_times" in result
     rows = {row["label"]: row for row in result["rows"]}
-    agreement = {
-        label: f"{percent(row['agreement'])} ({percent(row['minus none'], is_signed=True)})"
-        for label, row in rows.items()
-    }
-    tables = [
-        "Agreement in percent, and in brackets its difference from seeing every token:",
-        _by_ratio(agreement),
-        "Mean accepted tokens with their interval:",
-        _by_ratio({label: accepted_tokens(row["agreement"]) for label, row in rows.items()}),
-    ]
-    if "step_times" in result:
-        speed = {
-            label: f"{row['tokens_a_pass']['mean']:.1f}, {plus_minus(row['decode_speedup'])}"
-            for label, row in rows.items()
-        }
-        tables += [
-            "Tokens a pass, then decode speedup, of adaptive (replayed):",
-            _by_ratio(speed),
-            *_draft_times(result["step_times"]),
-        ]
-    return tables
+    what = "Agreement in percent (its difference from seeing every token); mean accepted tokens"
+    what += "; decode speedup of adaptive, replayed:" if has_speed else ":"
+    times = _draft_times(result["step_times"]) if has_speed else ()
+    return [what, _by_ratio({label: _ratio_cell(row) for label, row in rows.items()}), *times]
+
+
+def _ratio_cell(row: Result) -> str:
+    difference = f"{100 * row['minus none']['mean']:+.2f}"
+    parts = [f"{percent(row['agreement'])} ({difference})", accepted_tokens(row["agreement"])]
+    if "decode_speedup" in row:
+        parts.append(plus_minus(row["decode_speedup"]))
+    return "; ".join(parts)
 
 
 def _draft_times(times: Mapping[str, Any]) -> list[str]:
@@ -85,7 +76,6 @@ def _forwards(times: Mapping[str, Any]) -> str:
 
 _SPEED: Columns = {
     "accepted tokens": lambda row: accepted_tokens(row["agreement"]),
-    "tokens a pass": lambda row: plus_minus(row["tokens_a_pass"]),
     "decode speedup": lambda row: plus_minus(row["decode_speedup"]),
 }
 
@@ -106,7 +96,6 @@ def _ablation(result: Result) -> list[str]:
     columns: Columns = {
         "choice of visual tokens": lambda row: row["label"],
         "agreement, %": lambda row: percent(row["agreement"]),
-        "content words, %": lambda row: percent(row["content_agreement"]),
         "minus the first row": lambda row: percent(row[reference], is_signed=True),
         **_SPEED,
     }
@@ -114,7 +103,7 @@ def _ablation(result: Result) -> list[str]:
     draft = times["draft_step_ms"]
     ratio = f"{result['ratio']:g}" if f"{result['ratio']:g}" in draft else "0.9"
     return [
-        f"Ratio {result['ratio']:g}; the last two columns are replays of adaptive at these times, "
+        f"Ratio {result['ratio']:g}; decode speedups are replays of adaptive at these times, "
         f"ms: the target's forward of {_forwards(times)}; the draft's step {draft[ratio]:.2f} at "
         f"ratio {ratio}, {draft['0']:.2f} unpruned:",
         _table(columns, shown),
