@@ -142,3 +142,16 @@ class KeyValueCache:
         if end > defined:
             self._data[:, slot, :, :, defined:end].zero_()
             self._defined[slot] = end
+
+    def seen_together(self, first_slot: int, num_slots: int, end: int) -> tuple[Views, Views]:
+        """Returns keys and values of tokens ``0:end`` of neighbouring slots: a view of the cache
+        for each layer, ``[num_slots, num_kv_heads, tokens, head_dim]``."""
+        stretch = self._data[:, first_slot : first_slot + num_slots, :, :, :end]
+        return stretch[:, :, 0].unbind(0), stretch[:, :, 1].unbind(0)
+
+    def written_together(self, first_slot: int, num_slots: int) -> Views:
+        """Returns where steps write in neighbouring slots: a view of the cache for each layer,
+        ``[num_slots, num_places, 2, num_kv_heads, head_dim]``, keys first."""
+        slots = self._data[:, first_slot : first_slot + num_slots]
+        views: Views = slots.permute(0, 1, 4, 2, 3, 5).unbind(0)
+        return views

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 
 import torch
 
+from hippo.models.attention.batch import group_rows, plan_batch
 from hippo.models.attention.cache import KeyValueCache
 from hippo.models.attention.parts import AttentionPlan, Part, plan_sequence
 from hippo.models.attention.ranges import FlashUse, plan_ranges
@@ -55,28 +56,38 @@ class EagerRunner:
         return self._stack.logits(hidden)[: rows.num_wanted]
 
     def _parts(self, by_slot: Sequence[PlacedRows]) -> tuple[Part, ...]:
-        """Returns the parts whose attention is computed in one call each, in order of slots: all
-        neighbours of few rows together where the device has RangesPart, else each sequence."""
+        """Returns the parts whose attention is computed in one call each, in order of slots."""
         parts: list[Part] = []
         first_row = 0
-        for has_ranges, group in itertools.groupby(by_slot, key=self._has_ranges_for):
-            if has_ranges:
-                parts.append(plan_ranges(self._cache, list(group), first_row=first_row))
-                first_row += parts[-1].num_rows
-                continue
-            for rows in group:
+        for group in self._groups(by_slot):
+            part: Part
+            if self._has_ranges_for(group[0]):
+                part = plan_ranges(self._cache, group, first_row=first_row)
+            elif len(group) > 1:
+                part = plan_batch(self._cache, group, first_row=first_row)
+            else:
                 part = plan_sequence(
                     self._cache,
-                    rows.slot,
+                    group[0].slot,
                     first_row=first_row,
-                    start=rows.start,
-                    num_rows=rows.num_rows,
+                    start=group[0].start,
+                    num_rows=group[0].num_rows,
                     groups=self._stack.groups,
                     is_flash=self.has_flash,
                 )
-                parts.append(part)
-                first_row += rows.num_rows
+            parts.append(part)
+            first_row += part.num_rows
         return tuple(parts)
+
+    def _groups(self, by_slot: Sequence[PlacedRows]) -> list[list[PlacedRows]]:
+        """Groups sequences by attention call: with RangesPart all neighbours of few rows."""
+        if not self._has_ranges:
+            return group_rows(by_slot)
+        groups: list[list[PlacedRows]] = []
+        for has_ranges, group in itertools.groupby(by_slot, key=self._has_ranges_for):
+            together = list(group)
+            groups += [together] if has_ranges else [[rows] for rows in together]
+        return groups
 
     def _has_ranges_for(self, rows: PlacedRows) -> bool:
         return self._has_ranges and rows.num_rows <= MAX_GROUPED_ROWS
