@@ -77,7 +77,7 @@ async def test_a_service_opens_the_files_of_its_directories_alone(folder: Path) 
                 await target_only(client, _about(item))
             assert caught.value.param == "media[0]"
             assert str(folder.parent) not in caught.value.message
-        with pytest.raises(InvalidRequestError, match="both data and path"):
+        with pytest.raises(InvalidRequestError, match="is set beside data"):
             await target_only(client, _about(dataclasses.replace(good, data=b"toy:4")))
 
 
