@@ -100,7 +100,7 @@ def test_names_of_control_tokens_in_a_text_are_the_same_to_both_services(
         return ask(
             client,
             messages=[video_message(data_url(clip), text)],
-            max_tokens=16,
+            max_tokens=96,
             extra_body={
                 "speculative": {"policy": policy},
                 "allow_special_tokens": is_allowed,

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +37,7 @@ class FailingSource(LocalSource):
         def failing(plan: StepPlan) -> torch.Tensor:
             if self._failure_file.exists():
                 raise RuntimeError("CUDA error: an illegal memory access\nmore about it")
+            time.sleep(0.01)  # an answer lasts until the file is there
             logits: torch.Tensor = forward(plan)
             return logits
 
