@@ -52,7 +52,7 @@ class GatewaySettings(ProcessSettings):
     gamma: int | Literal["auto"] = setting(
         DEFAULT_GAMMA,
         help="default draft length of serial and vpsd; auto: the measured time of a target step "
-        "over that of a draft step",
+        "over the time of a draft step",
         least=1,
     )
     max_draft_tokens: int = setting(

@@ -122,7 +122,7 @@ STALE_BLOCKS = counter(
     "hippo_stale_blocks", "Blocks dropped by the gateway, because their run had ended."
 )
 DRAFTED_TOKENS = counter(
-    "hippo_drafted_tokens", "Draft tokens received, those of branches included, verified or not."
+    "hippo_drafted_tokens", "Draft tokens received, verified or not, on branches too."
 )
 WASTED_TOKENS = counter(
     "hippo_wasted_draft_tokens",

@@ -38,7 +38,7 @@ NUM_PROMPT_TOKENS = counter(
 )
 PREFIX_CACHE_QUERIES = counter(
     "vllm:prefix_cache_queries",
-    "Prompt tokens looked up in the target's prefix cache: those of all prefills.",
+    "Prompt tokens of all prefills, which are looked up in the target's prefix cache.",
     MODEL_NAME,
 )
 PREFIX_CACHE_HITS = counter(

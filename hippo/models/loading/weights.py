@@ -39,7 +39,7 @@ def read_weights(
 ) -> Any:
     """Returns transformers' model, each weight read straight to the device.
 
-    ``model_class`` is a class of transformers, ``config`` its configuration and ``dtype`` that of
+    ``model_class`` is a class of transformers, ``config`` its configuration, ``dtype`` the dtype of
     plain weights. Raises ModelLoadError for weights that are damaged, missing or left over.
     """
     options: dict[str, Any] = {"device_map": {"": device}}

@@ -14,6 +14,7 @@ SLACK = 200  # lines that a limit may lie above the count
 
 MOST_LINES = 350
 MOST_FILES = 16
+MOST_WORDS = 30_000  # of docs; bars and rules of tables are no words
 
 
 def _files(*folders: str) -> list[Path]:
@@ -37,6 +38,12 @@ def test_each_part_stays_within_its_lines(part: str) -> None:
     num_lines = sum(map(_num_lines, _parts()[part]))
     assert num_lines <= LIMITS[part]
     assert LIMITS[part] - SLACK <= num_lines, f"lower the limit of {part!r} to {num_lines}"
+
+
+def test_the_docs_are_short() -> None:
+    pages = (path.read_text(encoding="utf-8") for path in (ROOT / "docs").glob("*.md"))
+    words = [word for page in pages for word in page.split() if any(map(str.isalnum, word))]
+    assert len(words) <= MOST_WORDS
 
 
 def test_each_file_fits_in_the_head() -> None:
