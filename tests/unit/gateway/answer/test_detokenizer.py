@@ -5,7 +5,7 @@ from __future__ import annotations
 from itertools import cycle
 
 import pytest
-from hypothesis import assume, example, given
+from hypothesis import assume, given
 from hypothesis import strategies as st
 from tokenizers import Tokenizer
 
@@ -62,15 +62,6 @@ def read(tokenizer: Tokenizer, ids: list[int], sizes: list[int]) -> str:
     detokenizer = Detokenizer(TokenBytes(tokenizer))
     pieces = [detokenizer.add_tokens(block) for block in verdicts_of(ids, sizes)]
     return "".join(pieces) + detokenizer.flush_text()
-
-
-@given(case=CASES, sizes=SIZES)
-@example(case=("bytes", TOKENIZER.encode("a" + "🎈" * 20).ids), sizes=[12])
-def test_the_text_is_that_of_a_target_that_says_one_token_at_a_time(
-    case: tuple[str, list[int]], sizes: list[int]
-) -> None:
-    name, ids = case
-    assert read(VOCABULARIES[name], ids, sizes) == read(VOCABULARIES[name], ids, [1])
 
 
 @given(case=CASES, sizes=SIZES)

@@ -4,32 +4,20 @@ from __future__ import annotations
 
 import asyncio
 
-import httpx
 import pytest
 
 from gateway.app import create_app
 from gateway.common.config import GatewaySettings
+from tests.support.running.gateways import client_of
 
 KEYS = ("alice=0123456789abcdef",)
 
 
 async def _status(
-    headers: dict[str, str],
-    *,
-    method: str = "GET",
-    allowed_hosts: tuple[str, ...] = (),
-    cors_origins: tuple[str, ...] = (),
-    api_keys: tuple[str, ...] = (),
+    headers: dict[str, str], *, method: str = "GET", **settings: tuple[str, ...]
 ) -> int:
-    settings = GatewaySettings(
-        target=("127.0.0.1:1",),
-        allowed_hosts=allowed_hosts,
-        cors_origins=cors_origins,
-        api_keys=api_keys,
-    )
-    app = create_app(settings, asyncio.Event())
-    transport = httpx.ASGITransport(app)
-    async with httpx.AsyncClient(transport=transport, base_url="http://localhost:8000") as http:
+    app = create_app(GatewaySettings(target=("127.0.0.1:1",), **settings), asyncio.Event())
+    async with client_of(app) as http:
         path = "/health" if method == "GET" else "/v1/nothing"
         return (await http.request(method, path, headers=headers)).status_code
 
