@@ -175,11 +175,6 @@ def test_a_malformed_open_is_refused_by_its_field(
     assert field.rpartition(".")[2].split("[")[0] in caught.value.message
 
 
-def test_another_protocol_version_is_refused_before_anything_else() -> None:
-    with pytest.raises(IncompatiblePairError, match="version 2, this side 1"):
-        convert.open_from_proto(pb.Open(protocol_version=2), num_token_ids=50)
-
-
 def test_a_value_that_the_wire_cannot_carry_is_an_invalid_request() -> None:
     with pytest.raises(InvalidRequestError):
         convert.open_to_proto(dataclasses.replace(REQUEST, max_tokens=-1))
@@ -227,15 +222,9 @@ def test_a_streams_message_carries_a_value(envelope: type[Message], value: objec
 @pytest.mark.parametrize(
     "message",
     [
-        target_pb2.VerifyRequest(verify=pb.Block(epoch=1)),
-        target_pb2.VerifyRequest(verify=pb.Block(token_ids=[50])),
         target_pb2.VerifyRequest(
             verify=pb.Block(token_ids=[5], branches=[pb.Branch(token_ids=[5, 50])])
         ),
-        target_pb2.VerifyRequest(verify=pb.Block(token_ids=[5], epoch=2**31 + 1)),
-        target_pb2.VerifyRequest(pace=pb.Pace()),
-        draft_pb2.DraftRequest(commit=pb.Commit()),
-        draft_pb2.DraftRequest(commit=pb.Commit(token_ids=[50])),
         draft_pb2.DraftRequest(select=pb.Selection(kept_indices=[1, 1], num_visual_tokens=4)),
         draft_pb2.DraftRequest(select=pb.Selection(kept_indices=[4], num_visual_tokens=4)),
     ],

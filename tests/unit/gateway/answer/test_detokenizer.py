@@ -110,12 +110,6 @@ def test_a_name_of_other_letters_than_bytes_have_is_text() -> None:
     assert read(tokenizer, ids, [1]) == tokenizer.decode(ids) == "a<｜tool｜>é"
 
 
-def test_a_split_character_comes_out_with_its_last_byte() -> None:
-    detokenizer = Detokenizer(TOKENS)
-    pieces = [detokenizer.add_tokens([token_id]) for token_id in TOKENIZER.encode("a€b").ids]
-    assert pieces == ["a", "", "", "€", "b"]
-
-
 def test_a_broken_byte_comes_out_with_the_next_token() -> None:
     broken, whole = TOKENIZER.encode("€").ids[0], TOKENIZER.encode("a").ids[0]
     detokenizer = Detokenizer(TOKENS)
@@ -165,8 +159,3 @@ def test_a_stop_string_that_is_complete_too_early_does_not_count(
         text += cutter.add_piece(late)
         text += "" if cutter.matched is not None else cutter.flush_text()
         assert text == expected
-
-
-def test_nothing_that_begins_a_stop_string_is_given_out_early() -> None:
-    cutter = StopStrings(["STOP"])
-    assert [cutter.add_piece(piece) for piece in ("x S", "T", "O", "Y")] == ["x ", "", "", "STOY"]
