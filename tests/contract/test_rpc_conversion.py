@@ -139,8 +139,6 @@ def test_what_a_bare_open_leaves_out_gets_the_defaults() -> None:
         ("committed_ids", lambda m: m.committed_ids.extend([50])),
         ("end_token_ids", lambda m: m.end_token_ids.extend([50])),
         ("temperature", lambda m: setattr(m.sampling, "temperature", -1)),
-        ("temperature", lambda m: setattr(m.sampling, "temperature", float("nan"))),
-        ("top_p", lambda m: setattr(m.sampling, "top_p", 0)),
         ("num_top_logprobs", lambda m: setattr(m, "num_top_logprobs", 21)),
         ("min_tokens", lambda m: setattr(m.sampling, "min_tokens", 51)),
         ("logit_bias", lambda m: m.sampling.logit_bias.add(token_id=50)),
