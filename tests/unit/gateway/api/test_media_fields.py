@@ -205,7 +205,7 @@ def test_the_turns_of_a_conversation_have_one_frame_plan_while_there_is_room() -
 
 
 def test_frames_are_a_second_apart_unless_the_request_says_otherwise() -> None:
-    indices = {"fps": 10, "frames_indices": [5, 20]}
+    indices: dict[str, Any] = {"fps": 10, "frames_indices": [5, 20]}
     for request, times in (
         (_frames(), FrameTimes(1.0)),
         (_frames(fps=4), FrameTimes(4.0)),

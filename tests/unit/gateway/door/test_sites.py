@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from typing import Any
 
 import pytest
 
@@ -13,9 +14,7 @@ from tests.support.running.gateways import client_of
 KEYS = ("alice=0123456789abcdef",)
 
 
-async def _status(
-    headers: dict[str, str], *, method: str = "GET", **settings: tuple[str, ...]
-) -> int:
+async def _status(headers: dict[str, str], *, method: str = "GET", **settings: Any) -> int:
     app = create_app(GatewaySettings(target=("127.0.0.1:1",), **settings), asyncio.Event())
     async with client_of(app.__call__) as http:  # without starting to watch services
         path = "/health" if method == "GET" else "/v1/nothing"

@@ -62,8 +62,8 @@ def _resolve(patch: pytest.MonkeyPatch, *addresses: str) -> list[str]:
     """Every name leads to the addresses, without any to nothing; returns the names asked for."""
     asked: list[str] = []
 
-    async def resolve(host: str, port: int, **_: object) -> list[Any]:
-        asked.append(host)
+    async def resolve(host: str | bytes, port: int, **_: object) -> list[Any]:
+        asked.append(host if isinstance(host, str) else host.decode())
         if not addresses:
             raise OSError
         return [(socket.AF_INET, socket.SOCK_STREAM, 0, "", (each, port)) for each in addresses]
