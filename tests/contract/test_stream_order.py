@@ -28,6 +28,7 @@ SELECT = pb.Selection(kept_indices=[1, 3], num_visual_tokens=16)
 PACE = codec.encode(DRAFTS)
 BAD_PACE = pb.Pace(block_size=0)
 FOREIGN_ID = NUM_TOKEN_IDS
+FAR = 2**31 + 1
 
 
 def _open(**changes: Any) -> pb.Open:
@@ -38,10 +39,7 @@ OPEN = _open()
 D, V = draft_pb2.DraftRequest, target_pb2.VerifyRequest
 
 _SERVING: dict[str, Any] = {"Draft": serving_draft, "Verify": serving_target}
-_METHODS = {
-    "Draft": "/hippo.v1.DraftService/Draft",
-    "Verify": "/hippo.v1.TargetService/Verify",
-}
+_SERVICES = {"Draft": "DraftService", "Verify": "TargetService"}
 
 
 def _serialized(message: Any) -> bytes:
@@ -52,7 +50,8 @@ async def _end(address: str, method: str, messages: list[Any]) -> grpc.aio.AioRp
     """Sends the messages without closing, and returns the status that the server ends with."""
     async with grpc.aio.insecure_channel(address) as channel:
         connected: Any = channel
-        call = connected.stream_stream(_METHODS[method], request_serializer=_serialized)()
+        path = f"/hippo.v1.{_SERVICES[method]}/{method}"
+        call = connected.stream_stream(path, request_serializer=_serialized)()
         for message in messages:
             try:
                 await call.write(message)
@@ -76,11 +75,7 @@ async def _end(address: str, method: str, messages: list[Any]) -> grpc.aio.AioRp
         ("Draft", [D(open=OPEN), D(commit=pb.Commit())], "settles at least one token"),
         ("Draft", [D(open=OPEN), D(commit=pb.Commit(token_ids=[FOREIGN_ID]))], "token ids are 0"),
         ("Draft", [D(open=OPEN), D(commit=pb.Commit(start_index=5, token_ids=[3]))], "gap"),
-        (
-            "Draft",
-            [D(open=OPEN), D(commit=pb.Commit(epoch=2**32 - 1, token_ids=[3]))],
-            "commit.epoch is",
-        ),
+        ("Draft", [D(open=OPEN), D(commit=pb.Commit(epoch=FAR, token_ids=[3]))], "commit.epoch is"),
         ("Draft", [D(open=OPEN), D(commit=pb.Commit(token_ids=[3] * 61))], "reaches 61 tokens"),
         ("Draft", [D(open=OPEN), b"\xff\xff\xff"], "not of hippo's protocol"),
         ("Draft", [b"\0"], "not of hippo's protocol"),
@@ -88,7 +83,7 @@ async def _end(address: str, method: str, messages: list[Any]) -> grpc.aio.AioRp
         (
             "Draft",
             [D(open=OPEN), D(select=pb.Selection(num_visual_tokens=15))],
-            "15 visual tokens, but the prompt has 16 here: draft and target see different frames",
+            "has 16 here: draft",
         ),
         ("Verify", [V(verify=pb.Block(token_ids=[3]))], "begins with open, not with verify"),
         ("Verify", [V(open=OPEN), V(open=OPEN)], "open came twice"),
@@ -96,16 +91,11 @@ async def _end(address: str, method: str, messages: list[Any]) -> grpc.aio.AioRp
         ("Verify", [V(open=OPEN), V(verify=pb.Block())], "no token ids"),
         ("Verify", [V(open=OPEN), V(verify=pb.Block(token_ids=[FOREIGN_ID]))], "token ids are 0"),
         ("Verify", [V(open=OPEN), V(pace=BAD_PACE)], "block_size"),
-        (
-            "Verify",
-            [V(open=OPEN), V(verify=pb.Block(epoch=2**32 - 1, token_ids=[3]))],
-            "verify.epoch is",
-        ),
+        ("Verify", [V(open=OPEN), V(verify=pb.Block(epoch=FAR, token_ids=[3]))], "verify.epoch is"),
         ("Verify", [V(open=OPEN), b"\xff\xff\xff"], "not of hippo's protocol"),
         ("Verify", [V(open=_open(media=()))], "media_index"),
         ("Verify", [V(open=_open(max_tokens=500))], "together 529"),
         ("Verify", [V(open=_open(committed_ids=(3,)))], "begins at token 0"),
-        ("Verify", [V(open=_open(end_token_ids=(FOREIGN_ID,)))], "end_token_ids"),
     ],
 )
 async def test_a_breach_of_a_streams_order_is_invalid_and_frees_the_slot(

@@ -29,9 +29,8 @@ def pair(request: pytest.FixtureRequest) -> dict[str, str]:
     }
 
 
-@pytest.fixture(
-    scope="package", autouse=True
-)  # the tests beside these start processes of their own
+# The tests beside these start processes of their own.
+@pytest.fixture(scope="package", autouse=True)
 def zygote() -> Iterator[None]:
     """All services that a test starts are forks of one process."""
     started = functools.cache(Zygote)
@@ -50,23 +49,16 @@ def running(pair: dict[str, str], tmp_path_factory: pytest.TempPathFactory) -> I
     """Draft, target and gateway, ready."""
     media_folder = tmp_path_factory.mktemp("media")
     clip = write_clip(media_folder / "clip.mp4")
+    length = ("--max-context-length", str(MAX_CONTEXT_LENGTH))
+    limits = ("--slots", "2", *length, "--num-threads", "1")
     options = StackOptions(
         target_model=pair["target"],
         draft_model=pair["draft"],
         dtype="float32",  # in which equality is exact
         port=0,
         allowed_local_media_path=str(media_folder),
-        target_args=(
-            "--slots", "2",
-            "--max-queue", "2",
-            "--max-context-length", str(MAX_CONTEXT_LENGTH),
-            "--num-threads", "1",
-        ),
-        draft_args=(
-            "--slots", "2",
-            "--max-context-length", str(MAX_CONTEXT_LENGTH),
-            "--num-threads", "1",
-        ),
+        target_args=(*limits, "--max-queue", "2"),
+        draft_args=limits,
         gateway_args=(
             "--calibration-share", "0",  # every answer is sped up
             "--services-silence-s", "120",  # tests hold a service still for longer than 20 s
@@ -78,16 +70,10 @@ def running(pair: dict[str, str], tmp_path_factory: pytest.TempPathFactory) -> I
         ),
     )  # fmt: skip
     with run_stack(options) as started:
-        lines = started.lines
-        yield Running(
-            started.stack,
-            started.metrics_ports,
-            lines,
-            media_folder=media_folder,
-            clip=clip,
-            max_context_length=MAX_CONTEXT_LENGTH,
-        )
-        started.stack.check_running()
+        stack, lines = started.stack, started.lines
+        places = (media_folder, clip, MAX_CONTEXT_LENGTH)
+        yield Running(stack, started.metrics_ports, lines, *places)
+        stack.check_running()
     tracebacks = [
         at for at, line in enumerate(lines) if "Traceback" in line or "never awaited" in line
     ]

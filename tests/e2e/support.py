@@ -20,6 +20,7 @@ from typing import Any
 import av
 import httpx
 import numpy as np
+import numpy.typing as npt
 import openai
 import pytest
 from PIL import Image
@@ -175,26 +176,28 @@ def wait_until(condition: Callable[[], bool]) -> None:
         time.sleep(0.05)
 
 
+def _square(left: int, width: int, height: int) -> npt.NDArray[np.uint8]:
+    pixels = np.zeros((height, width, 3), np.uint8)
+    pixels[20:50, left : left + 30] = (255, 0, 0)
+    return pixels
+
+
 def write_clip(path: Path, *, num_frames: int = 16, width: int = 112, height: int = 112) -> Path:
     """A square that moves to the right over a black background, as H.264 in mp4."""
     with av.open(str(path), "w") as container:
         stream = container.add_stream("libx264", rate=8)
         stream.width, stream.height, stream.pix_fmt = width, height, "yuv420p"
-        for i in range(num_frames):
-            pixels = np.zeros((height, width, 3), np.uint8)
-            left = 5 * i % max(width - 30, 1)
-            pixels[20:50, left : left + 30] = (255, 0, 0)
+        for number in range(num_frames):
+            pixels = _square(5 * number % max(width - 30, 1), width, height)
             container.mux(stream.encode(av.VideoFrame.from_ndarray(pixels, format="rgb24")))
         container.mux(stream.encode())
     return path
 
 
-def jpeg_frame(number: int, *, width: int = 112, height: int = 112) -> bytes:
+def jpeg_frame(number: int) -> bytes:
     """Frame ``number`` of a square that moves to the right, as JPEG."""
-    pixels = np.zeros((height, width, 3), np.uint8)
-    pixels[20:50, 5 * number : 5 * number + 30] = (255, 0, 0)
     buffer = io.BytesIO()
-    Image.fromarray(pixels).save(buffer, "JPEG")
+    Image.fromarray(_square(5 * number, 112, 112)).save(buffer, "JPEG")
     return buffer.getvalue()
 
 
@@ -220,18 +223,6 @@ def web_server(folder: Path) -> Iterator[str]:
     """Serves a folder over http on the loopback interface."""
 
     class Handler(http.server.SimpleHTTPRequestHandler):
-        def do_GET(self) -> None:
-            if self.path == "/away":
-                self.send_response(302)
-                self.send_header("Location", "http://elsewhere.example/clip.mp4")
-                self.end_headers()
-            elif self.path == "/moved":
-                self.send_response(301)
-                self.send_header("Location", "/clip.mp4")
-                self.end_headers()
-            else:
-                super().do_GET()
-
         def log_message(self, *args: object) -> None:
             """Tests have no use for an access log."""
 

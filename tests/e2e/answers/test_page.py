@@ -285,7 +285,7 @@ def test_a_key_is_asked_for_and_the_keyboard_suffices(running: Running, page: Pa
 @needs_chromium
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_a_recording_of_the_command_line_fits_400_pixels_in_both_schemes(
-    running: Running, page: Page, recorded: Path, scheme: Literal["light", "dark"]
+    page: Page, recorded: Path, scheme: Literal["light", "dark"]
 ) -> None:
     page.set_viewport_size({"width": 400, "height": 800})
     page.emulate_media(color_scheme=scheme)
@@ -296,9 +296,6 @@ def test_a_recording_of_the_command_line_fits_400_pixels_in_both_schemes(
     background = page.evaluate("getComputedStyle(document.body).backgroundColor")
     channels = [int(each) for each in re.findall(r"\d+", background)[:3]]
     assert (max(channels) < 60) == (scheme == "dark")
-    page.goto(running.url)
-    page.locator("#ask details").first.evaluate("node => node.open = true")
-    assert _overflow(page) <= 0
 
 
 @needs_chromium

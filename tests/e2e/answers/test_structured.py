@@ -16,29 +16,19 @@ from pydantic import BaseModel
 
 from tests.e2e.support import CHAT, GREEDY, SAMPLED, ask, data_url, video_message
 
-SCHEMA: dict[str, Any] = {
-    "type": "object",
-    "properties": {
-        "objects": {
-            "type": "array",
-            "items": {
-                "type": "object",
-                "properties": {
-                    "color": {"enum": ["red", "green", "blue"]},
-                    "shape": {"type": "string", "maxLength": 12},
-                },
-                "required": ["color", "shape"],
-                "additionalProperties": False,
-            },
-            "minItems": 1,
-            "maxItems": 2,
-        },
-        "count": {"type": "integer", "minimum": 0, "maximum": 9},
-    },
-    "required": ["objects", "count"],
-    "additionalProperties": False,
-}
+
+def _object(**properties: Any) -> dict[str, Any]:
+    named = {"properties": properties, "required": [*properties]}
+    return {"type": "object", **named, "additionalProperties": False}
+
+
+THING = _object(color={"enum": ["red", "green", "blue"]}, shape={"type": "string", "maxLength": 12})
+SCHEMA = _object(
+    objects={"type": "array", "items": THING, "minItems": 1, "maxItems": 2},
+    count={"type": "integer", "minimum": 0, "maximum": 9},
+)
 FORMAT = {"type": "json_schema", "json_schema": {"name": "scene", "schema": SCHEMA}}
+HELLO = {"model": "hippo", "messages": [{"role": "user", "content": "Hello"}]}
 PENALISED = {**SAMPLED, "frequency_penalty": 0.3, "logprobs": True, "top_logprobs": 2}
 
 
@@ -109,14 +99,9 @@ class Scene(BaseModel):
 def test_the_official_client_parses_an_answer_into_its_class(
     client: openai.OpenAI, clip: Path
 ) -> None:
-    parsed = client.chat.completions.parse(
-        model="hippo",
-        messages=[video_message(data_url(clip))],
-        response_format=Scene,
-        temperature=0.7,
-        seed=2,
-        max_tokens=200,
-    )
+    messages: Any = [video_message(data_url(clip))]
+    fields: dict[str, Any] = {"messages": messages, **SAMPLED, "max_tokens": 200}
+    parsed = client.chat.completions.parse(model="hippo", response_format=Scene, **fields)
     scene = parsed.choices[0].message.parsed
     assert isinstance(scene, Scene) and isinstance(scene.largest, Thing)
 
@@ -153,30 +138,17 @@ def test_limits_and_stops_end_an_answer_before_its_form_is_complete(
     assert _answer(client, clip, extra_body=extra).usage.completion_tokens == 2
 
 
+def _by_schema(**fields: Any) -> dict[str, Any]:
+    return {"response_format": {"type": "json_schema", "json_schema": {"name": "x", **fields}}}
+
+
 @pytest.mark.parametrize(
     ("fields", "param", "words"),
     [
         ({"response_format": {"type": "yaml"}}, "response_format.type", "json_schema"),
-        (
-            {"response_format": {"type": "json_schema"}},
-            "response_format",
-            "needs the field json_schema",
-        ),
-        (
-            {"response_format": {"type": "json_schema", "json_schema": {"name": "x"}}},
-            "response_format.json_schema.schema",
-            "is required",
-        ),
-        (
-            {
-                "response_format": {
-                    "type": "json_schema",
-                    "json_schema": {"name": "x", "schema": {"type": "int"}},
-                }
-            },
-            "response_format.json_schema.schema",
-            "Invalid type: int",
-        ),
+        ({"response_format": {"type": "json_schema"}}, "response_format", "the field json_schema"),
+        (_by_schema(), "response_format.json_schema.schema", "is required"),
+        (_by_schema(schema={"type": "int"}), "response_format.json_schema.schema", "type: int"),
         ({"guided_json": {"not": {}}}, "guided_json", 'Unimplemented keys: ["not"]'),
         ({"guided_json": "{"}, "guided_json", "cannot be used"),
         ({"guided_json": "1}, {"}, "guided_json", "cannot be used"),
@@ -184,39 +156,23 @@ def test_limits_and_stops_end_an_answer_before_its_form_is_complete(
         ({"guided_regex": "("}, "guided_regex", "unclosed group"),
         ({"guided_regex": "a" * 2**19}, "guided_regex", "at most 32,768 are allowed"),
         ({"guided_choice": []}, "guided_choice", "at least 1 must be there"),
-        (
-            {"guided_choice": ["a"], "response_format": {"type": "json_object"}},
-            "guided_choice",
-            "response_format both constrain",
-        ),
-        (
-            {"guided_choice": ["a"], "ignore_eos": True},
-            "ignore_eos",
-            "cannot be given together with guided_choice",
-        ),
-        (
-            {"structured_outputs": {"grammar": "x"}},
-            "structured_outputs.grammar",
-            "a form is a JSON schema",
-        ),
+        ({"guided_choice": ["a"], "guided_regex": "a"}, "guided_choice", "both constrain"),
+        ({"guided_choice": ["a"], "ignore_eos": True}, "ignore_eos", "together with guided_choice"),
+        ({"structured_outputs": {"grammar": "x"}}, "structured_outputs.grammar", "a JSON schema"),
     ],
 )
 def test_a_form_that_cannot_be_used_is_refused_by_name(
     http: httpx.Client, fields: dict[str, Any], param: str, words: str
 ) -> None:
-    messages = [{"role": "user", "content": "Hello"}]
-    response = http.post(CHAT, json={"model": "hippo", "messages": messages, **fields})
+    response = http.post(CHAT, json=HELLO | fields)
     error = response.json()["error"]
     assert (response.status_code, error["param"]) == (400, param), error
     assert words in error["message"]
 
 
 def test_a_form_of_minutes_is_refused_while_others_go_on(http: httpx.Client) -> None:
-    messages = [{"role": "user", "content": "Hello"}]
-    body = {"model": "hippo", "messages": messages, "max_tokens": 40}
-
     def post(schema: dict[str, Any]) -> httpx.Response:
-        return http.post(CHAT, json={**body, "guided_json": schema})
+        return http.post(CHAT, json=HELLO | {"max_tokens": 40, "guided_json": schema})
 
     with ThreadPoolExecutor() as threads:
         refusals = [
@@ -236,15 +192,9 @@ def test_a_form_that_becomes_too_complex_in_an_answer_is_the_clients_error(
     http: httpx.Client, stream: bool
 ) -> None:
     properties = {f"p{number}": {"type": "integer"} for number in range(900)}
-    inner = {"type": "object", "properties": properties, "additionalProperties": False}
+    inner = _object(**properties) | {"required": []}
     schema = {"type": "array", "minItems": 2, "prefixItems": [{"const": "a"}], "items": inner}
-    body = {
-        "model": "hippo",
-        "messages": [{"role": "user", "content": "Hello"}],
-        "guided_json": schema,
-        "stream": stream,
-    }
-    response = http.post(CHAT, json=body)
+    response = http.post(CHAT, json=HELLO | {"guided_json": schema, "stream": stream})
     if stream:
         *_, before, last = filter(None, response.text.split("\n\n"))
         assert "choices" in before

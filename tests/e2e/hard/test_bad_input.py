@@ -68,11 +68,11 @@ REFUSED: dict[str, tuple[str, int, str]] = {
 }
 
 
-@pytest.mark.parametrize("is_stream", [False, True])
 @pytest.mark.parametrize("name", REFUSED)
-def test_a_video_that_cannot_be_had(http: httpx.Client, name: str, is_stream: bool) -> None:
+def test_a_video_that_cannot_be_had(http: httpx.Client, name: str) -> None:
     url, status, expected = REFUSED[name]
-    assert expected in _refused(_ask_about(http, url, stream=is_stream), status, param=VIDEO)
+    for stream in (False, True):
+        assert expected in _refused(_ask_about(http, url, stream=stream), status, param=VIDEO)
 
 
 def test_the_video_that_is_damaged_is_named(http: httpx.Client, clip: Path) -> None:
@@ -89,30 +89,12 @@ def test_frames_that_cannot_be_read_are_named(http: httpx.Client) -> None:
     url = f"data:video/jpeg;base64,{payload}"
     message = _refused(_ask_about(http, url), 400, param=VIDEO)
     assert message.startswith("frame 1 of the video is damaged or cut off")
-    message = _refused(
-        _ask_about(http, url, media_io_kwargs={"video": {"frames_indices": [0]}}),
-        400,
-        param="media_io_kwargs.video.frames_indices",
-    )
-    assert "1 entries, the video 2 frames" in message
 
 
-def test_frames_that_cannot_be_had(http: httpx.Client, clip: Path) -> None:
-    fields = {"mm_processor_kwargs": {"min_frames": 9, "max_frames": 4}}
-    param = "mm_processor_kwargs.min_frames"
-    message = _refused(_ask_about(http, data_url(clip), **fields), 400, param=param)
-    assert f"{param} is 9, more than mm_processor_kwargs.max_frames (4)" in message
-
-
-def test_urls_that_lead_elsewhere_or_to_too_much(http: httpx.Client, running: Running) -> None:
+def test_a_url_that_is_not_there(http: httpx.Client, running: Running) -> None:
     with web_server(running.media_folder) as site:
-        redirected = _refused(_ask_about(http, f"{site}/away"), 403, param=VIDEO)
-        assert "'elsewhere.example' is not on" in redirected
         missing = _refused(_ask_about(http, f"{site}/missing.mp4"), 400, param=VIDEO)
-        assert "status 404" in missing
-        (running.media_folder / "large.mp4").write_bytes(bytes((1 << 20) + 1))
-        large = _refused(_ask_about(http, f"{site}/large.mp4"), 400, param=VIDEO)
-        assert "larger than" in large
+    assert "status 404" in missing
 
 
 def test_an_unknown_model(http: httpx.Client) -> None:
@@ -168,7 +150,6 @@ def test_a_prompt_that_leaves_little_room(http: httpx.Client, running: Running) 
         ({"logit_bias": {"99999999": 1}}, "logit_bias"),
         ({"logit_bias": {"1": 500}}, "logit_bias"),
         ({"stop": [""]}, "stop"),
-        ({"stop": ["x"] * 17}, "stop"),
         ({"stop_token_ids": [10**8]}, "stop_token_ids"),
         ({"n": 9}, "n"),
         ({"logprobs": 3}, "logprobs"),
@@ -176,17 +157,12 @@ def test_a_prompt_that_leaves_little_room(http: httpx.Client, running: Running) 
         ({"top_logprobs": 2}, "top_logprobs"),
         ({"echo": True}, "echo"),
         ({"tools": [{"type": "function"}]}, "tools"),
-        ({"response_format": {"type": "yaml"}}, "response_format.type"),
         ({"stream_options": {"include_usage": True}}, "stream_options"),
         ({"beam_width": 4}, "beam_width"),
-        ({"messages": []}, "messages"),
         ({"messages": [{"role": "robot", "content": "Hi"}]}, "messages.0.role"),
         ({"messages": [{"role": "user"}]}, "messages.0.content"),
         ({"messages": [{"role": "user", "content": []}]}, "messages.0.content"),
-        (
-            {"messages": [{"role": "user", "content": [{"type": "input_audio"}]}]},
-            "messages.0.content.0",
-        ),
+        ({"messages": [{"role": "user", "content": [{"type": "audio"}]}]}, "messages.0.content.0"),
         ({"speculative": {"policy": "magic"}}, "speculative.policy"),
         ({"speculative": {"gamma": 1000}}, "speculative.gamma"),
         ({"speculative": {"max_draft_tokens": 32}}, "speculative.max_draft_tokens"),
@@ -263,15 +239,13 @@ def test_a_compressed_body_is_refused_and_says_so(http: httpx.Client) -> None:
 
 
 def test_too_many_of_something_are_counted(http: httpx.Client) -> None:
-    many = [{"role": "user", "content": "Hi"}] * 1025
     for fields, words in (
-        ({"messages": many}, "messages has 1,025 messages; at most 1,024 are allowed"),
+        ({"messages": HELLO * 1025}, "messages has 1,025 messages; at most 1,024 are allowed"),
         ({"messages": []}, "messages has 0 messages; at least 1 must be there"),
         ({"stop": ["a"] * 17}, "stop has 17 stop strings; at most 16 are allowed"),
         ({"cache_salt": "x" * 300}, "cache_salt has 300 characters; at most 256 are allowed"),
     ):
-        body = {"model": "hippo", "messages": many[:1], **fields}
-        assert words in _refused(http.post(CHAT, json=body), 400, param=next(iter(fields)))
+        assert words in _refused(_ask(http, **fields), 400, param=next(iter(fields)))
 
 
 def test_a_body_over_the_limit_declared_or_not(http: httpx.Client) -> None:

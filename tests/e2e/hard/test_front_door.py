@@ -31,19 +31,16 @@ ALICE, BOB, CAROL, DAVE = (f"sk-{name}-0123456789" for name in ("alice", "bob", 
 HELLO = [{"role": "user", "content": "Hello"}]
 
 
-def _num_visual_tokens(running: Running) -> int:
-    body = {**_hello(), "messages": [video_message(data_url(running.clip))]}
-    answer = httpx.post(running.url + CHAT, json=body, trust_env=False, timeout=60).json()
-    return int(answer["hippo"]["pruning"]["num_visual_tokens"])
-
-
 @pytest.fixture(scope="module")
 def keys_file(tmp_path_factory: pytest.TempPathFactory, running: Running) -> Path:
+    with plain_client(running.url) as client:
+        body = _hello(messages=[video_message(data_url(running.clip))])
+        pruning = client.post(CHAT, json=body).json()["hippo"]["pruning"]
     path = tmp_path_factory.mktemp("keys") / "keys.toml"
     path.write_text(
         f'[bob]\nkey = "{BOB}"\nrequests_per_minute = 2\n'
         f'[carol]\nkey = "{CAROL}"\nconcurrent_requests = 2\n'
-        f"visual_tokens_per_minute = {int(1.5 * _num_visual_tokens(running))}\n",
+        f"visual_tokens_per_minute = {int(1.5 * pruning['num_visual_tokens'])}\n",
         encoding="utf-8",
     )
     return path
@@ -85,20 +82,12 @@ def _hello(**fields: Any) -> dict[str, Any]:
     return {"model": "hippo", "messages": HELLO, "max_tokens": 4, **GREEDY, **fields}
 
 
-@pytest.mark.parametrize(
-    ("method", "path"),
-    [
-        ("POST", CHAT),
-        ("GET", "/v1/models"),
-        ("POST", "/v1/videos"),
-        ("POST", "/tokenize"),
-        ("POST", "/detokenize"),
-    ],
-)
+@pytest.mark.parametrize("path", [CHAT, "/v1/models", "/v1/videos", "/tokenize", "/detokenize"])
 @pytest.mark.parametrize("given", [{}, _as("sk-mallory-0123456789"), {"authorization": "Basic x"}])
 def test_nothing_of_worth_is_had_without_a_key(
-    http: httpx.Client, method: str, path: str, given: dict[str, str]
+    http: httpx.Client, path: str, given: dict[str, str]
 ) -> None:
+    method = "GET" if path == "/v1/models" else "POST"
     response = http.request(method, path, headers=given)
     assert response.status_code == 401
     assert response.headers["www-authenticate"] == "Bearer"
@@ -113,12 +102,9 @@ def test_what_orchestrators_ask_needs_no_key(http: httpx.Client, path: str) -> N
     assert http.get(path).status_code == 200
 
 
-@pytest.mark.parametrize(
-    "path", ["/health", "/ready", "/v1/models", "/v1/models/hippo", "/nothing"]
-)
+@pytest.mark.parametrize("path", ["/health", "/v1/models", "/v1/models/hippo", "/nothing"])
 def test_head_is_get_without_the_body(http: httpx.Client, path: str) -> None:
-    key = {"Authorization": f"Bearer {ALICE}"}
-    got, head = (http.request(method, path, headers=key) for method in ("GET", "HEAD"))
+    got, head = (http.request(method, path, headers=_as(ALICE)) for method in ("GET", "HEAD"))
     assert head.status_code == got.status_code
     assert got.content and not head.content
     for name in ("content-type", "content-length"):
@@ -162,7 +148,7 @@ def test_a_key_that_asks_too_often_is_told_when_to_come_back(http: httpx.Client)
 def test_each_choice_counts_as_running_but_their_video_counts_once(
     http: httpx.Client, running: Running
 ) -> None:
-    body = {**_hello(), "messages": [video_message(data_url(running.clip))]}
+    body = _hello(messages=[video_message(data_url(running.clip))])
     refused = http.post(CHAT, json={**body, "n": 3}, headers=_as(CAROL))
     assert refused.status_code == 400 and refused.json()["error"]["param"] == "n"
     answers = [http.post(CHAT, json={**body, "n": 2}, headers=_as(CAROL)) for _ in range(3)]
@@ -173,14 +159,9 @@ def test_each_choice_counts_as_running_but_their_video_counts_once(
 
 def test_pages_of_one_origin_may_ask_and_others_not(http: httpx.Client) -> None:
     def preflight(origin: str) -> httpx.Response:
-        return http.options(
-            CHAT,
-            headers={
-                "origin": origin,
-                "access-control-request-method": "POST",
-                "access-control-request-headers": "authorization,content-type",
-            },
-        )
+        asked = {"method": "POST", "headers": "authorization,content-type"}
+        named = {f"access-control-request-{name}": value for name, value in asked.items()}
+        return http.options(CHAT, headers={"origin": origin, **named})
 
     allowed = preflight("https://app.example")
     assert allowed.status_code == 200
@@ -206,29 +187,19 @@ def test_an_uploaded_video_is_asked_about_twice_and_deleted(
 
     body = _hello(messages=[video_message(video["id"])], max_tokens=16)
     answers = [http.post(CHAT, json=body, headers=_as(ALICE)).json() for _ in range(2)]
-    by_path = httpx.post(
-        f"{running.url}{CHAT}",
-        json={**body, "messages": [video_message(str(running.clip))]},
-        trust_env=False,
-        timeout=60,
-    ).json()
+    with plain_client(running.url) as other:
+        direct = {**body, "messages": [video_message(str(running.clip))]}
+        by_path = other.post(CHAT, json=direct).json()
     texts = {answer["choices"][0]["message"]["content"] for answer in (*answers, by_path)}
     assert len(texts) == 1
     assert answers[1]["usage"]["prompt_tokens_details"]["cached_tokens"] > 0
 
+    for method in ("GET", "DELETE"):
+        assert http.request(method, place, headers=_as(BOB)).status_code == 404
     assert http.delete(place, headers=_as(ALICE)).json()["deleted"] is True
     gone = http.post(CHAT, json=body, headers=_as(ALICE))
     assert gone.status_code == 404
     assert gone.json()["error"]["param"] == "messages.0.content.0.video_url"
-
-
-def test_an_upload_is_the_keys_that_brought_it(running: Running, http: httpx.Client) -> None:
-    files = {"file": ("clip.mp4", running.clip.read_bytes(), "video/mp4")}
-    video_id = http.post("/v1/videos", files=files, headers=_as(ALICE)).json()["id"]
-    for method in ("GET", "DELETE"):
-        answer = http.request(method, f"/v1/videos/{video_id}", headers=_as(BOB))
-        assert answer.status_code == 404
-    assert http.delete(f"/v1/videos/{video_id}", headers=_as(ALICE)).status_code == 200
 
 
 def test_a_key_learns_nothing_of_what_others_have_asked(http: httpx.Client) -> None:
@@ -249,20 +220,15 @@ def test_a_key_learns_nothing_of_what_others_have_asked(http: httpx.Client) -> N
     assert num_cached(DAVE) > 20
 
 
-@pytest.mark.parametrize(
-    ("files", "status", "param"),
-    [
-        ({"file": ("a.mp4", b"", "video/mp4")}, 400, "file"),
-        ({"other": ("a.mp4", b"x", "video/mp4")}, 400, "file"),
-        ({"file": ("a.mp4", b"x" * 100_001, "video/mp4")}, 507, None),
-    ],
-)
-def test_an_upload_that_cannot_be_kept_is_refused(
-    http: httpx.Client, files: Any, status: int, param: str | None
-) -> None:
-    answer = http.post("/v1/videos", files=files, headers=_as(ALICE))
-    assert answer.status_code == status, answer.text
-    assert answer.json()["error"]["param"] == param
+def test_an_upload_that_cannot_be_kept_is_refused(http: httpx.Client) -> None:
+    for name, data, status, param in (
+        ("file", b"", 400, "file"),
+        ("other", b"x", 400, "file"),
+        ("file", b"x" * 100_001, 507, None),
+    ):
+        files = {name: ("a.mp4", data, "video/mp4")}
+        answer = http.post("/v1/videos", files=files, headers=_as(ALICE))
+        assert (answer.status_code, answer.json()["error"]["param"]) == (status, param)
 
 
 def test_text_becomes_tokens_and_text_again(http: httpx.Client) -> None:
@@ -275,20 +241,14 @@ def test_text_becomes_tokens_and_text_again(http: httpx.Client) -> None:
     assert post("/detokenize", {"tokens": found["tokens"]}) == {"prompt": "a red ball"}
 
 
-@pytest.mark.parametrize(
-    ("path", "body", "status"),
-    [
-        ("/tokenize", {"prompt": 5}, 400),
+def test_what_is_no_text_or_token_is_refused(http: httpx.Client) -> None:
+    for path, body, status in (
         ("/tokenize", {"prompt": "x", "model": "other"}, 404),
         ("/tokenize", {"messages": HELLO}, 400),
         ("/detokenize", {"tokens": [-1]}, 400),
         ("/detokenize", {"tokens": [10**9]}, 400),
-    ],
-)
-def test_what_is_no_text_or_token_is_refused(
-    http: httpx.Client, path: str, body: dict[str, Any], status: int
-) -> None:
-    assert http.post(path, json=body, headers=_as(ALICE)).status_code == status
+    ):
+        assert http.post(path, json=body, headers=_as(ALICE)).status_code == status, body
 
 
 def test_usage_comes_with_every_chunk_if_wanted(guarded: str) -> None:

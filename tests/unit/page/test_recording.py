@@ -10,19 +10,13 @@ from pathlib import Path
 
 import pytest
 
-from hippo.page import PLAYER, POLICY, page_file, player, recording
+from hippo.page import POLICY, page_file, player, recording
 
 FOLDER = Path(__file__).resolve().parents[3] / "hippo/page"
 
 
 def _text(name: str) -> str:
     return (FOLDER / name).read_text("utf-8")
-
-
-@pytest.mark.parametrize("name", ["index.html", "main.js", "page.css", "icon.svg", PLAYER])
-def test_the_page_has_its_files(name: str) -> None:
-    found = page_file(name)
-    assert found is not None and found[0]
 
 
 @pytest.mark.parametrize("name", ["__init__.py", "../types.py", "none.js", "", "..", "a/../dom.js"])

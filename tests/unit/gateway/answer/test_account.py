@@ -132,28 +132,26 @@ def test_an_answer_adds_to_vllms_names_as_vllm_means_them() -> None:
     _spoken(record)
     record.target_prefill = Timing(num_rows=18, context_length=32)
     values = _values(_counted(record))
-    name = '{model_name="hippo"}'
-    assert values["vllm:prefix_cache_queries_total" + name] == 50
-    assert values["vllm:prefix_cache_hits_total" + name] == 32
-    assert values["vllm:spec_decode_num_drafts_total" + name] == 3
-    assert values["vllm:spec_decode_num_draft_tokens_total" + name] == 6
-    assert values["vllm:spec_decode_num_accepted_tokens_total" + name] == 4
-    per_position = [
-        values[
-            "vllm:spec_decode_num_accepted_tokens_per_pos_total"
-            f'{{model_name="hippo",position="{position}"}}'
-        ]
-        for position in range(4)
-    ]
-    assert per_position == [2, 2, 0, 0]
+    expected = {
+        "prefix_cache_queries_total": 50,
+        "prefix_cache_hits_total": 32,
+        "spec_decode_num_drafts_total": 3,
+        "spec_decode_num_draft_tokens_total": 6,
+        "spec_decode_num_accepted_tokens_total": 4,
+        "prompt_tokens_total": 50,
+        "generation_tokens_total": 8,
+        "inter_token_latency_seconds_count": 3,
+        "time_per_output_token_seconds_count": 3,
+        "request_time_per_output_token_seconds_count": 1,
+        "request_queue_time_seconds_sum": 0.007,
+        "time_to_first_token_seconds_sum": 0.11,
+    }
+    told = {name: values[f'vllm:{name}{{model_name="hippo"}}'] for name in expected}
+    assert told == pytest.approx(expected)
+    name = "vllm:spec_decode_num_accepted_tokens_per_pos_total"
+    places = [values[f'{name}{{model_name="hippo",position="{place}"}}'] for place in range(4)]
+    assert places == [2, 2, 0, 0]
     assert values['vllm:request_success_total{finished_reason="stop",model_name="hippo"}'] == 1
-    assert values["vllm:prompt_tokens_total" + name] == 50
-    assert values["vllm:generation_tokens_total" + name] == 8
-    assert values["vllm:inter_token_latency_seconds_count" + name] == 3
-    assert values["vllm:time_per_output_token_seconds_count" + name] == 3
-    assert values["vllm:request_time_per_output_token_seconds_count" + name] == 1
-    assert values["vllm:request_queue_time_seconds_sum" + name] == pytest.approx(0.007)
-    assert values["vllm:time_to_first_token_seconds_sum" + name] == pytest.approx(0.11)
 
 
 def test_an_answer_adds_to_the_pairs_own_figures() -> None:

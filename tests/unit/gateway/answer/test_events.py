@@ -6,12 +6,11 @@ from typing import Any
 
 import pytest
 from hypothesis import given
-from pydantic import TypeAdapter, ValidationError
+from pydantic import TypeAdapter
 
 from gateway.answer.event_schemas import StreamEvent
 from gateway.answer.events import EventLog
 from gateway.answer.text import AnswerText
-from gateway.api.schemas import ChatCompletionRequest
 from gateway.pairs.token_bytes import TokenBytes
 from hippo.types import (
     Block,
@@ -184,11 +183,3 @@ def test_what_is_before_the_first_token_is_told() -> None:
     assert (selection["kept"], selection["num_visual_tokens"]) == ([0, 5], 12)
     assert (prefill["forward"], prefill["vision"]) == (2.0, 1.0)
     assert loss["problem"] == "it is gone"
-
-
-def test_events_are_only_for_streams() -> None:
-    messages = [{"role": "user", "content": "Hello"}]
-    with pytest.raises(ValidationError, match="return_events is only for streams"):
-        ChatCompletionRequest.model_validate(
-            {"model": "hippo", "messages": messages, "return_events": True}
-        )

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from gateway.answer.text import LEAST_LOGPROB, AnswerText, Piece, join_pieces
@@ -45,6 +43,7 @@ def _read(answer: AnswerText, ids: list[int], sizes: list[int], last: FinishReas
     has_logprobs=st.booleans(),
     last=st.sampled_from(FinishReason),
 )
+@example(("bytes", TOKENIZER.encode("a" + "🎈" * 20).ids), [12], [], 0, False, FinishReason.LENGTH)
 def test_all_that_an_answer_has_is_that_of_a_target_that_says_one_token_at_a_time(
     case: tuple[str, list[int]],
     sizes: list[int],
@@ -95,13 +94,6 @@ def test_a_stop_string_counts_from_its_first_completion_after_min_tokens(
     assert (answer.num_tokens, answer.finish_reason) == (num_tokens, FinishReason.STOP)
 
 
-def test_an_end_token_counts_but_is_no_text() -> None:
-    ids = TOKENIZER.encode("ab").ids
-    answer = AnswerText(TOKENS, stops=())
-    assert _read(answer, ids, [9], FinishReason.STOP) == Piece("a")
-    assert (answer.num_tokens, answer.finish_reason) == (2, FinishReason.STOP)
-
-
 @given(
     words=st.text(alphabet="ab€", min_size=1, max_size=12),
     stop=st.text(alphabet="ab€", min_size=1, max_size=3),
@@ -126,9 +118,8 @@ def test_each_log_probability_comes_with_the_text_that_its_token_begins_in() -> 
     counts = []
     for place, token_id in enumerate(ids):
         reason = FinishReason.LENGTH if place == len(ids) - 1 else None
-        verdict = Verdict(
-            0, place, (token_id,), finish_reason=reason, logprobs=(TokenLogprobs(-1.0),)
-        )
+        logprobs = (TokenLogprobs(-1.0),)
+        verdict = Verdict(0, place, (token_id,), finish_reason=reason, logprobs=logprobs)
         piece = answer.add_verdict(verdict)
         counts.append((piece.text, len(piece.logprobs)))
     assert counts == [("a", 1), ("", 0), ("", 0), ("€", 3), ("", 0), ("bc", 2)]
@@ -139,6 +130,7 @@ def test_an_end_token_has_no_log_probability_but_a_skipped_one_has() -> None:
     answer = AnswerText(TOKENS, stops=(), has_logprobs=True)
     piece = _read(answer, ids, [9], FinishReason.STOP)
     assert (piece.text, answer.num_tokens) == ("a", 3)
+    assert answer.finish_reason is FinishReason.STOP
     assert [entry["token"] for entry in piece.logprobs] == ["a", "<|im_end|>"]
 
 
@@ -148,22 +140,12 @@ def test_a_target_that_tells_no_log_probabilities_is_named() -> None:
         answer.add_verdict(Verdict(0, 0, (1,)))
 
 
-def _described(tokens: TokenBytes, token_id: int, *top: tuple[int, float]) -> dict[str, Any]:
-    answer = AnswerText(tokens, stops=(), has_logprobs=True)
-    logprobs = TokenLogprobs(-0.5, top)
-    (entry,) = answer.add_verdict(
-        Verdict(0, 0, (token_id,), finish_reason=FinishReason.LENGTH, logprobs=(logprobs,))
-    ).logprobs
-    return entry
-
-
 def test_tokens_are_described_by_their_bytes_even_within_a_character() -> None:
     first = TOKENIZER.encode("€").ids[0]
-    entry = _described(TOKENS, first, (first, -0.5), (SPECIAL_ID, float("-inf")))
+    logprobs = TokenLogprobs(-0.5, ((first, -0.5), (SPECIAL_ID, float("-inf"))))
+    last = Verdict(0, 0, (first,), finish_reason=FinishReason.LENGTH, logprobs=(logprobs,))
+    (entry,) = AnswerText(TOKENS, stops=(), has_logprobs=True).add_verdict(last).logprobs
     part = {"token": "\ufffd", "logprob": -0.5, "bytes": [0xE2]}
-    special = {
-        "token": "<|im_end|>",
-        "logprob": LEAST_LOGPROB,
-        "bytes": list(b"<|im_end|>"),
-    }
+    name = "<|im_end|>"
+    special = {"token": name, "logprob": LEAST_LOGPROB, "bytes": list(name.encode())}
     assert entry == {**part, "top_logprobs": [part, special]}

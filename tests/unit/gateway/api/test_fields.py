@@ -9,24 +9,20 @@ import pytest
 from gateway.api.schemas import ChatCompletionRequest
 from gateway.api.translate import in_clients_words
 from hippo.errors import ContextLengthError, InvalidRequestError, MediaError
-
-
-def _parse(**fields: Any) -> ChatCompletionRequest:
-    body = {"model": "m", "messages": [{"role": "user", "content": "Hi"}]}
-    return ChatCompletionRequest.model_validate(body | fields)
+from tests.support.running.gateways import chat_request
 
 
 @pytest.mark.parametrize("name", ["max_tokens", "max_completion_tokens"])
 def test_the_token_limit_has_the_name_that_was_sent(name: str) -> None:
     error = ContextLengthError("max_tokens is 9; num_max_tokens", param="max_tokens")
-    told = in_clients_words(error, _parse(**{name: 9}))
+    told = in_clients_words(error, chat_request(**{name: 9}))
     assert type(told) is ContextLengthError
     assert (told.message, told.param) == (f"{name} is 9; num_max_tokens", name)
 
 
 def test_other_fields_are_left_as_they_are() -> None:
     for param in ("temperature", None):
-        told = in_clients_words(InvalidRequestError("too hot", param=param), _parse())
+        told = in_clients_words(InvalidRequestError("too hot", param=param), chat_request())
         assert (told.message, told.param) == ("too hot", param)
 
 
@@ -47,19 +43,14 @@ def test_what_says_which_frames_has_the_name_that_was_sent(param: str, name: str
     for field in reversed(name.split(".")):
         sent = {field: sent}
     error = InvalidRequestError(f"{param} is 1; 2 to 768 frames", param=param)
-    told = in_clients_words(error, _parse(**sent))
+    told = in_clients_words(error, chat_request(**sent))
     assert (told.message, told.param) == (f"{name} is 1; 2 to 768 frames", name)
 
 
 def _about(num_videos: int) -> ChatCompletionRequest:
     video = {"type": "video_url", "video_url": {"url": "a"}}
-    text = {"type": "text", "text": "which?"}
-    return _parse(
-        messages=[
-            {"role": "system", "content": "Be brief."},
-            {"role": "user", "content": [text, *[video] * num_videos]},
-        ]
-    )
+    turn = {"role": "user", "content": [{"type": "text", "text": "which?"}, *[video] * num_videos]}
+    return chat_request(messages=[{"role": "system", "content": "Be brief."}, turn])
 
 
 def test_an_item_has_its_place_in_the_request() -> None:

@@ -9,11 +9,11 @@ import pytest
 from pydantic import ValidationError
 
 from gateway.api import media_fields
-from gateway.api.media_schemas import MediaProcessing
 from gateway.api.schemas import ChatCompletionRequest
-from gateway.media.reader import FrameTimes
+from gateway.media.reader import FrameTimes, MediaSource
 from hippo.errors import ContextLengthError, InvalidRequestError
 from hippo.types import ChatMessage, FramePlan, Media, MediaKind, MediaPart, TextPart
+from tests.support.running.gateways import chat_request
 from tests.support.running.info import small_model_info
 from tests.support.running.services import toy_request
 
@@ -23,8 +23,20 @@ CLIP = {"type": "video_url", "video_url": {"url": "https://a.example/clip.mp4"}}
 
 def _parse(*parts: dict[str, Any], **fields: Any) -> ChatCompletionRequest:
     content = [*parts, {"type": "text", "text": "Hi"}]
-    body = {"model": "m", "messages": [{"role": "user", "content": content}], **fields}
-    return ChatCompletionRequest.model_validate(body)
+    return chat_request(messages=[{"role": "user", "content": content}], **fields)
+
+
+def _frames(
+    processing: dict[str, Any] | None = None, uuid: str | None = None, **video: Any
+) -> ChatCompletionRequest:
+    url = {"url": "data:video/jpeg;base64,AAAA,BBBB"}
+    part = {"type": "video_url", "video_url": url, "uuid": uuid}
+    return _parse(part, mm_processor_kwargs=processing, media_io_kwargs={"video": video})
+
+
+def _source(request: ChatCompletionRequest, owner: str | None = None) -> MediaSource:
+    (source,) = media_fields.media_sources(request, INFO, owner)
+    return source
 
 
 def _plan(processing: dict[str, Any], loading: dict[str, Any] | None = None) -> FramePlan:
@@ -54,11 +66,8 @@ def test_the_colour_behind_transparent_pixels_is_planned() -> None:
         ({"fps": 2}, {"num_frames": 32}, FramePlan(fps=2, max_frames=32)),
         ({"fps": 2, "max_frames": 8}, {"num_frames": 32}, FramePlan(fps=2, max_frames=8)),
         ({"min_pixels": 50, "max_pixels": 70}, {}, FramePlan(min_pixels=50, max_pixels=70)),
-        (
-            {"size": {"shortest_edge": 50, "longest_edge": 70}},
-            {},
-            FramePlan(min_pixels=50, max_pixels=70),
-        ),
+        ({"size": {"longest_edge": 70}}, {}, FramePlan(max_pixels=70)),
+        ({"size": {"shortest_edge": 50}}, {}, FramePlan(min_pixels=50)),
     ],
 )
 def test_frames_are_planned_by_every_name(
@@ -104,28 +113,20 @@ def test_two_places_that_contradict_each_other_are_named(
 
 
 @pytest.mark.parametrize(
-    ("fields", "words"),
+    ("processing", "loading", "words"),
     [
-        ({"mm_processor_kwargs": {"do_sample_frames": False}}, "say which frames"),
-        (
-            {"mm_processor_kwargs": {"do_sample_frames": False, "fps": 2}},
-            "mm_processor_kwargs.fps samples frames",
-        ),
-        ({"mm_processor_kwargs": {"do_sample_frames": True}}, None),
-        (
-            {
-                "mm_processor_kwargs": {"do_sample_frames": False},
-                "media_io_kwargs": {"video": {"num_frames": 8}, "image": {"image_mode": "RGB"}},
-            },
-            None,
-        ),
+        ({"do_sample_frames": False}, {}, "say which frames"),
+        ({"do_sample_frames": False, "fps": 2}, {}, "mm_processor_kwargs.fps samples frames"),
+        ({"do_sample_frames": True}, {}, ""),
+        ({"do_sample_frames": False}, {"num_frames": 8}, ""),
     ],
 )
 def test_frames_are_sampled_by_the_loader_or_the_processor(
-    fields: dict[str, Any], words: str | None
+    processing: dict[str, Any], loading: dict[str, Any], words: str
 ) -> None:
-    request = _parse(CLIP, **fields)
-    if words is None:
+    loadings = {"video": loading, "image": {"image_mode": "RGB"}}
+    request = _parse(CLIP, mm_processor_kwargs=processing, media_io_kwargs=loadings)
+    if not words:
         assert len(media_fields.media_sources(request, INFO)) == 1
         return
     with pytest.raises(InvalidRequestError, match=words) as caught:
@@ -135,25 +136,18 @@ def test_frames_are_sampled_by_the_loader_or_the_processor(
 
 def test_frames_of_qwen_vl_utils_are_taken_with_their_rate() -> None:
     """Qwen's example for vLLM sends frames one by one, and their rates as a list."""
-    request = _frames().model_copy(
-        update={"mm_processor_kwargs": MediaProcessing(fps=[2.0], do_sample_frames=False)}  # type: ignore[arg-type]
-    )
-    (source,) = media_fields.media_sources(request, INFO)
-    assert source.times == FrameTimes(2.0)
-    sampled = request.model_copy(
-        update={"mm_processor_kwargs": MediaProcessing(do_sample_frames=True)}
-    )
+    assert _source(_frames({"fps": [2.0], "do_sample_frames": False})).times == FrameTimes(2.0)
     with pytest.raises(InvalidRequestError, match="are all used"):
-        media_fields.media_sources(sampled, INFO)
+        _source(_frames({"do_sample_frames": True}))
 
 
 def test_a_uuid_is_each_keys_own_and_needs_its_item() -> None:
     def key(owner: str | None, uuid: str = "a") -> str:
-        return media_fields.media_sources(_parse({**CLIP, "uuid": uuid}), INFO, owner)[0].uuid
+        return _source(_parse({**CLIP, "uuid": uuid}), owner).uuid
 
     assert key("alice") == key("alice")
     assert len({key("alice"), key("bob"), key(None), key("alice", "b")}) == 4
-    assert media_fields.media_sources(_parse(CLIP), INFO)[0].uuid == ""
+    assert _source(_parse(CLIP)).uuid == ""
     for absent in (None, {"url": None}):
         with pytest.raises(ValidationError, match="a part with a uuid needs its video_url"):
             _parse({"type": "video_url", "video_url": absent, "uuid": "a"})
@@ -162,14 +156,7 @@ def test_a_uuid_is_each_keys_own_and_needs_its_item() -> None:
 
 
 def test_frames_of_one_uuid_at_other_times_are_another_item() -> None:
-    keys = set()
-    for fps in (1, 2):
-        request = _frames(fps=fps)
-        part = request.messages[0].content[0].model_copy(update={"uuid": "a"})
-        turn = request.messages[0].model_copy(update={"content": (part,)})
-        request = request.model_copy(update={"messages": (turn,)})
-        keys |= {source.uuid for source in media_fields.media_sources(request, INFO)}
-    assert len(keys) == 2
+    assert len({_source(_frames(uuid="a", fps=fps)).uuid for fps in (1, 1, 2)}) == 2
 
 
 def test_many_images_are_taken_and_more_than_tokens_are_not() -> None:
@@ -217,26 +204,17 @@ def test_the_turns_of_a_conversation_have_one_frame_plan_while_there_is_room() -
     assert len(set(later)) < len(later)
 
 
-def _frames(**video: Any) -> ChatCompletionRequest:
-    url = {"url": "data:video/jpeg;base64,AAAA,BBBB"}
-    return _parse(
-        messages=[{"role": "user", "content": [{"type": "video_url", "video_url": url}]}],
-        media_io_kwargs={"video": video},
-    )
-
-
 def test_frames_are_a_second_apart_unless_the_request_says_otherwise() -> None:
-    def times(request: ChatCompletionRequest) -> FrameTimes:
-        return media_fields.media_sources(request, INFO)[0].times
-
-    assert times(_frames()) == FrameTimes(1.0)
-    assert times(_frames(fps=4)) == FrameTimes(4.0)
-    by_processor = _frames().model_copy(update={"mm_processor_kwargs": MediaProcessing(fps=3)})
-    assert times(by_processor) == FrameTimes(3.0)
-    assert times(_frames(fps=10, frames_indices=[5, 20])) == FrameTimes(10.0, (5, 20))
-    ended = times(_frames(fps=10, frames_indices=[5, 20], total_num_frames=45))
-    assert ended == FrameTimes(10.0, (5, 20), 4.5)
-    assert times(_frames(duration=7.5)) == FrameTimes(1.0, (), 7.5)
+    indices: dict[str, Any] = {"fps": 10, "frames_indices": [5, 20]}
+    for request, times in (
+        (_frames(), FrameTimes(1.0)),
+        (_frames(fps=4), FrameTimes(4.0)),
+        (_frames({"fps": 3}), FrameTimes(3.0)),
+        (_frames(**indices), FrameTimes(10.0, (5, 20))),
+        (_frames(**indices, total_num_frames=45), FrameTimes(10.0, (5, 20), 4.5)),
+        (_frames(duration=7.5), FrameTimes(1.0, (), 7.5)),
+    ):
+        assert _source(request).times == times
 
 
 def test_times_of_frames_need_frames() -> None:

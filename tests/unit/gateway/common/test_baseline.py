@@ -18,16 +18,10 @@ def _baseline(*steps: tuple[int, int]) -> Baseline:
     return baseline
 
 
-def test_a_step_at_a_context_between_two_measured_ones_lies_between_theirs() -> None:
+def test_a_step_lies_between_the_nearest_measured_ones_or_is_the_nearest() -> None:
     baseline = _baseline((100, 4), (1100, 8))
-    assert baseline.step_ns(600) == 6 * MS
-    assert baseline.step_ns(100) == 4 * MS
-
-
-def test_beyond_what_was_measured_the_nearest_measurement_holds() -> None:
-    baseline = _baseline((100, 4), (1100, 8))
-    assert baseline.step_ns(10) == 4 * MS
-    assert baseline.step_ns(90_000) == 8 * MS
+    for context, step in ((10, 4), (100, 4), (600, 6), (90_000, 8)):
+        assert baseline.step_ns(context) == step * MS
 
 
 def test_the_first_token_is_no_part_of_the_decoding() -> None:
@@ -97,11 +91,8 @@ def test_a_range_of_contexts_of_which_nothing_is_known_gets_one_calibration() ->
     assert not calibration.is_due(100)
 
 
-def test_a_share_of_zero_calibrates_nothing_and_of_one_everything() -> None:
+def test_a_share_of_zero_calibrates_nothing_and_of_one_all_but_short_answers() -> None:
     assert not any(Calibration(0.0, Baseline()).is_due(100) for _ in range(300))
     always = Calibration(1.0, _baseline((100, 4)))
     assert all(always.is_due(100) for _ in range(20))
-
-
-def test_a_short_answer_is_no_calibration() -> None:
-    assert not Calibration(1.0, Baseline()).is_due(8)
+    assert not always.is_due(8)  # too short an answer

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 from collections.abc import AsyncIterator
+from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 
 import httpx
@@ -18,16 +18,15 @@ from gateway.common.budget import ByteBudget
 from gateway.common.config import GatewaySettings
 from gateway.common.metrics import GatewayMetrics
 from gateway.door.middleware import RequestMiddleware
+from tests.support.running.gateways import client_of
 
 
-def _limited(
-    app: ASGIApp, *, max_body_bytes: int = 1 << 30, budget: ByteBudget | None = None
-) -> RequestMiddleware:
+def _limited(app: ASGIApp, *, max_body_bytes: int = 1 << 30) -> RequestMiddleware:
     return RequestMiddleware(
         app,
         max_body_bytes=max_body_bytes,
         max_file_bytes=100,
-        budget=budget or ByteBudget(1 << 30),
+        budget=ByteBudget(1 << 30),
         metrics=GatewayMetrics(max_draft_tokens=1, version="0"),
     )
 
@@ -43,10 +42,7 @@ async def test_what_is_too_large_is_told_the_operators_limit(path: str, words: s
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
         raise AssertionError
 
-    limited = _limited(app, max_body_bytes=10)
-    async with httpx.AsyncClient(
-        transport=httpx.ASGITransport(limited), base_url="http://gateway"
-    ) as http:
+    async with client_of(_limited(app, max_body_bytes=10)) as http:
         answer = await http.post(path, content=bytes(1 << 17))
     assert answer.status_code == 413
     assert answer.json()["error"]["message"].startswith(words)
@@ -78,11 +74,7 @@ async def test_a_body_that_stops_coming_is_given_up_and_leaves_nothing(
         yield piece
         await asyncio.Event().wait()
 
-    async with (
-        asyncio.timeout(30),
-        app.router.lifespan_context(app),
-        httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://gateway") as http,
-    ):
+    async with client_of(app) as http:
         answer = await http.post(path, content=stalled(), headers={"content-type": content_type})
         assert answer.status_code == 408
         assert answer.headers["connection"] == "close"
@@ -117,9 +109,8 @@ async def test_a_client_that_has_sent_its_request_may_wait_longer(
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
         heard.extend([(await receive())["type"] for _ in range(3)])
 
-    limited = _limited(app, max_body_bytes=10)
     scope: Scope = {"type": "http", "method": "POST", "path": "/v1/models", "headers": []}
-    await limited(scope, receive, send)
+    await _limited(app, max_body_bytes=10)(scope, receive, send)
     assert heard == ["http.request", "http.request", "http.disconnect"]
 
 
@@ -136,17 +127,8 @@ def app(tmp_path: Path) -> FastAPI:
     return create_app(settings, asyncio.Event())
 
 
-@contextlib.asynccontextmanager
-async def _client(app: FastAPI, key: str = "") -> AsyncIterator[httpx.AsyncClient]:
-    headers = {"authorization": f"Bearer 0123456789abcdef-{key}"} if key else {}
-    async with (
-        asyncio.timeout(30),
-        app.router.lifespan_context(app),
-        httpx.AsyncClient(
-            transport=httpx.ASGITransport(app), base_url="http://gateway", headers=headers
-        ) as http,
-    ):
-        yield http
+def _client(app: FastAPI) -> AbstractAsyncContextManager[httpx.AsyncClient]:
+    return client_of(app, authorization="Bearer 0123456789abcdef-alice")
 
 
 async def test_a_body_that_comes_too_slowly_is_given_up(
@@ -160,7 +142,7 @@ async def test_a_body_that_comes_too_slowly_is_given_up(
             yield b" "
             await asyncio.sleep(0.01)
 
-    async with _client(app, "alice") as http:
+    async with _client(app) as http:
         answer = await http.post("/tokenize", content=dripping())
     assert answer.status_code == 408
     assert "at least 1,000 a second are needed" in answer.json()["error"]["message"]
@@ -180,7 +162,7 @@ async def test_a_key_with_all_its_requests_running_is_told_before_its_body_is_re
         raise AssertionError("the body is read")
         yield b""
 
-    async with _client(app, "alice") as http:
+    async with _client(app) as http:
         first = asyncio.create_task(http.post("/tokenize", content=waiting()))
         await has_begun.wait()
         for path in ("/tokenize", "/v1/chat/completions", "/v1/videos"):
@@ -195,7 +177,7 @@ async def test_a_key_with_all_its_requests_running_is_told_before_its_body_is_re
 
 
 async def test_a_client_that_has_its_answer_may_ask_again_at_once(app: FastAPI) -> None:
-    async with _client(app, "alice") as http:
+    async with _client(app) as http:
         for _ in range(20):
             assert (await http.post("/tokenize", json={})).status_code == 400
 
@@ -209,13 +191,11 @@ async def test_bodies_that_are_held_leave_room_for_ordinary_requests(app: FastAP
         has_begun.set()
         await asyncio.Event().wait()
 
-    async with _client(app) as http:
-        bearer = "Bearer 0123456789abcdef-"
-        alice, bob = ({"authorization": bearer + name} for name in ("alice", "bob"))
-        first = asyncio.create_task(http.post("/tokenize", content=held(), headers=alice))
+    bob = {"authorization": "Bearer 0123456789abcdef-bob"}
+    async with _client(app) as http:  # alice's
+        first = asyncio.create_task(http.post("/tokenize", content=held()))
         await has_begun.wait()
-        large = {"prompt": "a" * 600_000}
-        refused = await http.post("/tokenize", json=large, headers=bob)
+        refused = await http.post("/tokenize", json={"prompt": "a" * 600_000}, headers=bob)
         assert refused.status_code == 503
         assert refused.json()["error"]["code"] == "overloaded"
         assert "one client's may hold 524,288" in refused.json()["error"]["message"]
@@ -223,7 +203,7 @@ async def test_bodies_that_are_held_leave_room_for_ordinary_requests(app: FastAP
         assert small.json()["error"]["code"] == "unavailable"  # there is no target
         first.cancel()
         await asyncio.gather(first, return_exceptions=True)
-        again = await http.post("/tokenize", json={"prompt": "a" * 500_000}, headers=alice)
+        again = await http.post("/tokenize", json={"prompt": "a" * 500_000})
         assert again.json()["error"]["code"] == "unavailable"
 
 
@@ -237,7 +217,7 @@ async def test_bodies_that_are_held_leave_room_for_ordinary_requests(app: FastAP
     ids=["objects", "depth", "numbers"],
 )
 async def test_a_body_of_many_values_is_never_parsed(body: bytes, app: FastAPI) -> None:
-    async with _client(app, "alice") as http:
+    async with _client(app) as http:
         answer = await http.post("/detokenize", content=body)
     assert answer.status_code == 413
     assert "more than 65,536 values" in answer.json()["error"]["message"]
@@ -246,7 +226,7 @@ async def test_a_body_of_many_values_is_never_parsed(body: bytes, app: FastAPI) 
 @pytest.mark.parametrize("encoding", ["utf-16", "utf-16-be", "utf-32"])
 async def test_values_do_not_hide_in_another_encoding(encoding: str, app: FastAPI) -> None:
     text = '{"a": "\\"", "metadata": [' + "{}," * 100_000 + "{}]}"
-    async with _client(app, "alice") as http:
+    async with _client(app) as http:
         answer = await http.post("/detokenize", content=text.encode(encoding))
     assert answer.status_code == 400
     assert "not UTF-8" in answer.json()["error"]["message"]
@@ -264,8 +244,7 @@ async def test_memory_is_given_back_after_a_large_request(monkeypatch: pytest.Mo
             pass
         await JSONResponse({})(scope, receive, send)
 
-    transport = httpx.ASGITransport(_limited(app))
-    async with httpx.AsyncClient(transport=transport, base_url="http://gateway") as http:
+    async with client_of(_limited(app)) as http:
         await http.post("/", content=b" " * (1 << 10))
         await asyncio.sleep(0.2)
         assert not trimmed.is_set()
@@ -274,7 +253,7 @@ async def test_memory_is_given_back_after_a_large_request(monkeypatch: pytest.Mo
 
 
 async def test_every_answer_tells_browsers_to_run_nothing(app: FastAPI) -> None:
-    async with _client(app, "alice") as http:
+    async with _client(app) as http:
         for path in ("/health", "/v1/models", "/v1/nothing", "/docs", "/page/main.js", "/metrics"):
             answer = await http.get(path)
             assert answer.headers["x-content-type-options"] == "nosniff", path
@@ -285,7 +264,7 @@ async def test_every_answer_tells_browsers_to_run_nothing(app: FastAPI) -> None:
 
 
 async def test_the_list_of_what_there_is_loads_nothing(app: FastAPI) -> None:
-    async with _client(app) as http:
+    async with client_of(app) as http:
         text = (await http.get("/docs")).text
         for path in (await http.get("/openapi.json")).json()["paths"]:
             assert path in text

@@ -3,33 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+from typing import Any
 
-import httpx
 import pytest
 
 from gateway.app import create_app
 from gateway.common.config import GatewaySettings
+from tests.support.running.gateways import client_of
 
 KEYS = ("alice=0123456789abcdef",)
 
 
-async def _status(
-    headers: dict[str, str],
-    *,
-    method: str = "GET",
-    allowed_hosts: tuple[str, ...] = (),
-    cors_origins: tuple[str, ...] = (),
-    api_keys: tuple[str, ...] = (),
-) -> int:
-    settings = GatewaySettings(
-        target=("127.0.0.1:1",),
-        allowed_hosts=allowed_hosts,
-        cors_origins=cors_origins,
-        api_keys=api_keys,
-    )
-    app = create_app(settings, asyncio.Event())
-    transport = httpx.ASGITransport(app)
-    async with httpx.AsyncClient(transport=transport, base_url="http://localhost:8000") as http:
+async def _status(headers: dict[str, str], *, method: str = "GET", **settings: Any) -> int:
+    app = create_app(GatewaySettings(target=("127.0.0.1:1",), **settings), asyncio.Event())
+    async with client_of(app.__call__) as http:  # without starting to watch services
         path = "/health" if method == "GET" else "/v1/nothing"
         return (await http.request(method, path, headers=headers)).status_code
 

@@ -7,6 +7,7 @@ import base64
 import io
 from pathlib import Path
 from typing import Any
+from unittest.mock import AsyncMock
 
 import pytest
 
@@ -14,12 +15,7 @@ from gateway.common.budget import FREE_BYTES, ByteBudget, Holding, MemoryFullErr
 from gateway.common.config import GatewaySettings
 from gateway.media.reader import CopiedFiles, FrameTimes, MediaReader, MediaSource
 from gateway.media.uploads import Uploads
-from hippo.errors import (
-    ForbiddenError,
-    InvalidRequestError,
-    MediaError,
-    NotFoundError,
-)
+from hippo.errors import ForbiddenError, InvalidRequestError, MediaError, NotFoundError
 from hippo.media.frame_list import read_frame_list
 from hippo.types import Media, MediaKind
 
@@ -50,6 +46,10 @@ def reader(uploads: Uploads, inside: Path) -> MediaReader:
     )
 
 
+def _data_url(data: bytes) -> str:
+    return f"data:video/mp4;base64,{base64.b64encode(data).decode()}"
+
+
 async def _read(reader: MediaReader, url: str, kind: MediaKind = MediaKind.VIDEO) -> bytes:
     media = await reader.read_media([MediaSource(kind, url, "field")], HELD)
     (copied,) = await reader.copy_files(media, HELD)
@@ -65,15 +65,12 @@ async def _read(reader: MediaReader, url: str, kind: MediaKind = MediaKind.VIDEO
         "data:video/mp4;base64,Ynl0ZXM%3D",
         "data:video/webm;codecs=vp8,opus;base64,Ynl0ZXM=",
         'data:video/webm;codecs="vp8, opus"; base64,Ynl0ZXM=',
-        "data:application/mp4;base64,Ynl0ZXM=",
         "data:text/plain;charset=utf-8;base64,Ynl0ZXM=",
         "data:image/gif;base64,Ynl0ZXM=",
         "DATA:video/mp4;BASE64,Ynl0ZXM=",
         "data:video/mp4;base64,Ynl0ZXM",
-        "data:video/mp4;base64,Ynl0\r\nZXM=\n",
         "data:video/mp4;base64,Ynl0%0AZXM=%0A",
-        "data:video/mp4;base64, Ynl0 ZXM= ",
-        " \n data:video/mp4;base64,Ynl0ZXM= \n",
+        " \n data:video/mp4;base64, Ynl0\r\n ZXM= \n",
     ],
 )
 async def test_a_data_url_is_decoded(reader: MediaReader, url: str) -> None:
@@ -117,19 +114,16 @@ async def test_white_space_around_a_url_is_left_out_and_that_of_a_path_is_not(
     assert await _read(reader, f"{inside}/clip.mp4 ") == b"other"
 
 
-@pytest.mark.parametrize(("size", "is_taken"), [(1000, True), (1001, False)])
-async def test_the_size_limit_is_exact(
-    reader: MediaReader, inside: Path, size: int, is_taken: bool
-) -> None:
+async def test_the_size_limit_is_exact(reader: MediaReader, inside: Path) -> None:
     path = inside / "clip.mp4"
-    path.write_bytes(b"x" * size)
-    url = f"data:video/mp4;base64,{base64.b64encode(path.read_bytes()).decode()}"
-    for source in (url, str(path)):
-        if is_taken:
-            assert len(await _read(reader, source)) == size
-        else:
-            with pytest.raises(MediaError, match="1000 bytes"):
-                await _read(reader, source)
+    for data in (bytes(1000), bytes(1001)):
+        path.write_bytes(data)
+        for source in (_data_url(data), str(path)):
+            if len(data) == 1000:
+                assert await _read(reader, source) == data
+            else:
+                with pytest.raises(MediaError, match="1000 bytes"):
+                    await _read(reader, source)
 
 
 async def test_a_path_is_read_only_under_an_allowed_directory(
@@ -181,15 +175,8 @@ async def test_a_file_is_not_read_where_every_service_opens_it(
     path.write_bytes(b"data")
     source = MediaSource(MediaKind.VIDEO, str(path), "field", uuid="a")
     media = await reader.read_media([source], HELD)
-    status = path.stat()
-    named = Media(
-        MediaKind.VIDEO,
-        path=str(path),
-        num_bytes=4,
-        modified_ns=status.st_mtime_ns,
-        uuid="a",
-    )
-    assert media == (named,)
+    named = {"path": str(path), "num_bytes": 4, "modified_ns": path.stat().st_mtime_ns}
+    assert media == (Media(MediaKind.VIDEO, **named, uuid="a"),)  # type: ignore[arg-type]
     copied = (Media(MediaKind.VIDEO, b"data", uuid="a"),)
     here, elsewhere = (str(inside),), ("/elsewhere", f"{inside}-not")
     for open_dirs, expected in (
@@ -222,7 +209,7 @@ async def test_what_a_request_holds_in_memory_is_bounded(uploads: Uploads, insid
     half, whole = inside / "half.mp4", inside / "whole.mp4"
     half.write_bytes(bytes(1 << 19))
     whole.write_bytes(bytes(1 << 20))
-    url = f"data:video/mp4;base64,{base64.b64encode(half.read_bytes()).decode()}"
+    url = _data_url(half.read_bytes())
 
     def sources(*urls: str | Path) -> list[MediaSource]:
         return [MediaSource(MediaKind.VIDEO, str(each), "field") for each in urls]
@@ -236,20 +223,12 @@ async def test_what_a_request_holds_in_memory_is_bounded(uploads: Uploads, insid
         await reader.read_media(sources(url, url, url), HELD)
 
 
-async def _upload(uploads: Uploads, data: bytes, owner: str | None = None) -> str:
-    pieces = iter([data, b""])
-
-    async def read() -> bytes:
-        return next(pieces)
-
-    return (await uploads.add_upload(read, filename="clip.mp4", owner=owner)).video_id
-
-
 async def test_an_upload_is_read_by_its_id_for_its_owner_alone(
     reader: MediaReader, uploads: Uploads
 ) -> None:
-    video_id = await _upload(uploads, b"a video", owner="alice")
-    source = MediaSource(MediaKind.VIDEO, video_id, "field")
+    read = AsyncMock(side_effect=[b"a video", b""])
+    upload = await uploads.add_upload(read, filename="clip.mp4", owner="alice")
+    source = MediaSource(MediaKind.VIDEO, upload.video_id, "field")
     for owner in ("bob", None):
         with pytest.raises(NotFoundError) as caught:
             await reader.read_media([source], HELD, owner=owner)
@@ -308,14 +287,12 @@ async def test_times_that_do_not_fit_the_frames_are_refused(
         ("b25l,@@@", "frame 1 of the video is not valid base64"),
         ("b25l,,dHdv", "frame 1 of the video is empty"),
         ("", "frame 0 of the video is empty"),
-        ("b25l," * 160, "larger than 1000 bytes"),
+        ("b25l," * 159 + "b25l", "larger than 1000 bytes"),
     ],
 )
 async def test_frames_that_cannot_be_read_are_named(
     reader: MediaReader, payload: str, words: str
 ) -> None:
-    if words.startswith("larger"):
-        payload = payload.rstrip(",")
     with pytest.raises(MediaError, match=words):
         await _read(reader, f"data:video/jpeg;base64,{payload}")
 
@@ -331,8 +308,7 @@ async def test_more_frames_than_any_service_takes_are_refused_before_they_are_de
 async def test_media_count_with_what_all_requests_hold(uploads: Uploads) -> None:
     budget = ByteBudget(4 * FREE_BYTES)
     reader = MediaReader(_settings(), uploads)
-    data = base64.b64encode(bytes(2 * FREE_BYTES)).decode()
-    source = MediaSource(MediaKind.VIDEO, f"data:video/mp4;base64,{data}", "field")
+    source = MediaSource(MediaKind.VIDEO, _data_url(bytes(2 * FREE_BYTES)), "field")
     first, second = (Holding(budget, "alice") for _ in range(2))
     await reader.read_media([source], first)
     with pytest.raises(MemoryFullError, match="one client's may hold"):

@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import logging
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
@@ -19,19 +20,10 @@ from gateway.common.errors import ModelNotFoundError
 from gateway.pairs.backends import Backends
 from gateway.pairs.targets import Pair
 from gateway.pairs.watch import Watch
-from hippo.errors import (
-    OverloadedError,
-    UnavailableError,
-)
+from hippo.errors import OverloadedError, UnavailableError
 from hippo.rpc.client import DraftClient, TargetClient
-from hippo.types import ModelInfo
 from tests.support.models.toy_model import ToyModel
-from tests.support.running.services import (
-    serving_draft,
-    serving_target,
-    toy_request,
-    until,
-)
+from tests.support.running.services import serving_draft, serving_target, toy_request, until
 
 
 def model_on(*device_uuids: str, name: str = "toy") -> ToyModel:
@@ -46,19 +38,33 @@ def model_on(*device_uuids: str, name: str = "toy") -> ToyModel:
     return model
 
 
-def backends_of(targets: Sequence[TargetClient], drafts: Sequence[DraftClient] = ()) -> Backends:
-    return Backends(
-        GatewaySettings(
-            target=tuple(client.address for client in targets) or ("127.0.0.1:1",),
-            draft=tuple(client.address for client in drafts),
-        )
-    )
+Named = TargetClient | DraftClient | str
 
 
 async def until_up(backends: Backends, num_targets: int, num_drafts: int = 0) -> None:
-    async with asyncio.timeout(30):
-        while (backends.num_targets_up, backends.num_drafts_up) != (num_targets, num_drafts):
-            await asyncio.sleep(0.01)
+    wanted = (num_targets, num_drafts)
+    await until(lambda: (backends.num_targets_up, backends.num_drafts_up) == wanted)
+
+
+@asynccontextmanager
+async def watching(
+    targets: Sequence[Named],
+    drafts: Sequence[Named] = (),
+    *,
+    num_up: tuple[int, int] | None = None,
+    **settings: Any,
+) -> AsyncIterator[Backends]:
+    """Watches the services of these clients or addresses; first waits until so many are up, or
+    all."""
+    addresses = [
+        tuple(each if isinstance(each, str) else each.address for each in role)
+        for role in (targets, drafts)
+    ]
+    backends = Backends(GatewaySettings(target=addresses[0], draft=addresses[1], **settings))
+    await backends.start()
+    await until_up(backends, *(num_up or (len(targets), len(drafts))))
+    yield backends
+    await backends.close()
 
 
 @pytest.mark.parametrize(
@@ -80,15 +86,12 @@ async def test_a_pair_that_shares_a_gpu_is_warned_about(
         serving_draft(model_on(*draft)) as (_, draft_client),
         serving_target(model_on(*target)) as (_, target_client),
     ):
-        backends = backends_of([target_client], [draft_client])
         with caplog.at_level(logging.WARNING, "gateway.pairs.backends"):
-            await backends.start()
-            await until_up(backends, 1, 1)
-            pair = backends.pair(None)
-            found = await asyncio.wait_for(pair.wait_draft(), 30)
-            assert pair.target.times(found).takes_turns == (shared is not None)
-            assert not pair.target.times(None).takes_turns
-            await backends.close()
+            async with watching([target_client], [draft_client]) as backends:
+                pair = backends.pair(None)
+                found = await asyncio.wait_for(pair.wait_draft(), 30)
+                assert pair.target.times(found).takes_turns == (shared is not None)
+                assert not pair.target.times(None).takes_turns
     warned = [record.getMessage() for record in caplog.records if "one GPU" in record.getMessage()]
     assert len(warned) == (shared is not None)
     assert all(f"({shared})" in message for message in warned)
@@ -99,10 +102,8 @@ async def test_each_model_has_its_targets_and_one_draft_serves_them_all() -> Non
         serving_draft(model_on()) as (_, draft),
         serving_target(model_on(name="small")) as (_, small),
         serving_target(model_on(name="large")) as (_, large),
+        watching([small, large], [draft]) as backends,
     ):
-        backends = backends_of([small, large], [draft])
-        await backends.start()
-        await until_up(backends, 2, 1)
         assert [info.name for info in backends.models] == ["small", "large"]
         for client, name in ((small, "small"), (large, "large")):
             pair = backends.pair(name)
@@ -115,7 +116,6 @@ async def test_each_model_has_its_targets_and_one_draft_serves_them_all() -> Non
             backends.pair("large")
         with pytest.raises(ModelNotFoundError, match="'small' is served"):
             backends.pair("other")
-        await backends.close()
 
 
 @pytest.mark.parametrize("unknown", ["127.0.0.1:1", "dns+127.0.0.2:1"])
@@ -125,14 +125,13 @@ async def test_the_model_of_a_target_that_has_never_answered_may_be_any(
     monkeypatch.setattr(
         "gateway.pairs.discovery.addresses_of", Mock(side_effect=OSError(2, "nothing"))
     )
-    async with serving_target(model_on(name="small")) as (_, small):
-        backends = Backends(GatewaySettings(target=(small.address, unknown)))
-        await backends.start()
-        await until_up(backends, 1)
+    async with (
+        serving_target(model_on(name="small")) as (_, small),
+        watching([small, unknown], num_up=(1, 0)) as backends,
+    ):
         assert backends.model("small").name == "small"
         with pytest.raises(UnavailableError, match=unknown.removeprefix("dns+")):
             backends.model("large")
-        await backends.close()
 
 
 async def test_an_unhealthy_target_is_left_out_and_taken_back(
@@ -143,15 +142,12 @@ async def test_an_unhealthy_target_is_left_out_and_taken_back(
     async with (
         serving_target(model_on()) as (_, one),
         serving_target(model_on()) as (_, other),
+        watching([one, other]) as backends,
     ):
-        backends = backends_of([one, other])
-        await backends.start()
-        await until_up(backends, 2)
         pair = backends.pair(None)
         pair.target.report_failure()
         assert backends.pair(None).target.address != pair.target.address
         await until_up(backends, 2)  # it was well all the time
-        await backends.close()
 
 
 class _TokenizerOfNow:
@@ -173,9 +169,10 @@ async def test_a_tokenizer_that_cannot_be_read_is_told_and_tried_again(
 ) -> None:
     monkeypatch.setattr("gateway.pairs.targets.Tokenizer", _TokenizerOfNow)
     monkeypatch.setattr("gateway.pairs.watch._PERIOD_UP_S", 0.01)
-    async with serving_target(model_on(name="newer")) as (_, client):
-        backends = backends_of([client])
-        await backends.start()
+    async with (
+        serving_target(model_on(name="newer")) as (_, client),
+        watching([client], num_up=(0, 0)) as backends,
+    ):
         await until(lambda: _TokenizerOfNow.num_asked > 2)
         with pytest.raises(UnavailableError, match=r"cannot read the tokenizer of newer at .*"):
             backends.pair(None)
@@ -183,34 +180,32 @@ async def test_a_tokenizer_that_cannot_be_read_is_told_and_tried_again(
         assert len(told) == 1 and "untagged enum ModelWrapper" in told[0]
         _TokenizerOfNow.is_new = True
         await until_up(backends, 1)
-        await backends.close()
 
 
 async def test_a_service_that_answers_what_nobody_foresaw_is_watched_on(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr("gateway.pairs.watch._PERIOD_UP_S", 0.01)
-    async with serving_draft(model_on()) as (_, client):
-        backends = backends_of([], [client])
+    async with (
+        serving_draft(model_on()) as (_, client),
+        watching(["127.0.0.1:1"], [client], num_up=(0, 1)) as backends,
+    ):
         (draft,) = backends.drafts
-
-        async def ask() -> ModelInfo:
-            raise KeyError("surprise")
-
         with monkeypatch.context() as patched:
-            patched.setattr(draft.client, "get_model", ask)
-            await backends.start()
+            patched.setattr(draft.client, "get_model", Mock(side_effect=KeyError("surprise")))
+            draft.report_failure()
             await until(lambda: "surprise" in draft.problem)
         (told,) = [record for record in caplog.records if record.levelname == "ERROR"]
         assert told.exc_info is not None
         await until_up(backends, 0, 1)
-        await backends.close()
 
 
 async def test_swapped_addresses_are_told() -> None:
-    async with serving_draft(model_on()) as (_, draft), serving_target(model_on()) as (_, target):
-        backends = Backends(GatewaySettings(target=(draft.address,), draft=(target.address,)))
-        await backends.start()
+    async with (
+        serving_draft(model_on()) as (_, draft),
+        serving_target(model_on()) as (_, target),
+        watching([draft], [target], num_up=(0, 0)) as backends,
+    ):
         watches: list[Watch[Any]] = [*backends.targets, *backends.drafts]
         for watch, noun in zip(watches, ("target", "draft"), strict=True):
             await until(lambda: "is down" in watch.problem)  # noqa: B023
@@ -218,31 +213,35 @@ async def test_swapped_addresses_are_told() -> None:
                 f"the {noun} service at {watch.address} is down, loading or draining: the server "
                 f"there is no {noun} service"
             )
-        await backends.close()
+
+
+def _identity(pki: Path) -> dict[str, Any]:
+    return {"tls_cert": str(pki / "service.pem"), "tls_key": str(pki / "service.key")}
+
+
+def _trust(pki: Path) -> dict[str, Any]:
+    return {"services_tls": True, "services_tls_ca": str(pki / "ca.pem")}
 
 
 @pytest.mark.parametrize("has_key", [False, True])
 async def test_a_target_with_tls_where_the_gateway_has_none_and_the_reverse(
     has_key: bool, pki: Path
 ) -> None:
-    files = {name: str(pki / f"service.{end}") for name, end in (("cert", "pem"), ("key", "key"))}
-    tls: dict[str, Any] = {f"tls_{name}": path for name, path in files.items()} if has_key else {}
-    trust: dict[str, Any] = {"services_tls": True, "services_tls_ca": str(pki / "ca.pem")}
-    async with serving_target(model_on(), **tls) as (_, client):
-        backends = Backends(GatewaySettings(target=(client.address,), **({} if has_key else trust)))
-        await backends.start()
+    service, gateway = ({}, _trust(pki)) if not has_key else (_identity(pki), {})
+    async with (
+        serving_target(model_on(), **service) as (_, client),
+        watching([client], num_up=(0, 0), **gateway) as backends,
+    ):
         (target,) = backends.targets
         await until(lambda: "is down" in target.problem)
         assert "is down, loading or draining: UNAVAILABLE: " in target.problem
         assert has_key or "handshake failed" in target.problem
-        await backends.close()
 
 
 async def test_without_any_target_each_ones_problem_is_told() -> None:
-    backends = backends_of([TargetClient("127.0.0.1:1"), TargetClient("127.0.0.1:2")])
-    with pytest.raises(UnavailableError, match=r"127.0.0.1:1 .*; .*127.0.0.1:2 "):
-        backends.pair(None)
-    await backends.close()
+    async with watching(["127.0.0.1:1", "127.0.0.1:2"], num_up=(0, 0)) as backends:
+        with pytest.raises(UnavailableError, match=r"127.0.0.1:1 .*; .*127.0.0.1:2 "):
+            backends.pair(None)
 
 
 async def test_a_draft_on_the_targets_host_is_preferred_while_it_has_a_slot() -> None:
@@ -250,11 +249,8 @@ async def test_a_draft_on_the_targets_host_is_preferred_while_it_has_a_slot() ->
         serving_target(model_on()) as (_, target),
         serving_draft(model_on()) as (_, near),
         serving_draft(model_on()) as (_, far),
+        watching([target], [far.address.replace("127.0.0.1", "localhost"), near]) as backends,
     ):
-        address = far.address.replace("127.0.0.1", "localhost")
-        backends = backends_of([target], [DraftClient(address), near])
-        await backends.start()
-        await until_up(backends, 1, 2)
         keys = [str(number).encode() for number in range(20)]
         (pair,) = backends.pairs(None, b"")
         chosen = {Pair(pair.target, key).draft for key in keys}
@@ -263,31 +259,21 @@ async def test_a_draft_on_the_targets_host_is_preferred_while_it_has_a_slot() ->
         assert own is not None
         own.report_refusal()
         assert {Pair(pair.target, key).draft for key in keys}.isdisjoint(chosen)
-        await backends.close()
 
 
 async def test_a_service_found_by_name_must_have_the_names_certificate(
     pki: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    files = {name: str(pki / f"service.{end}") for name, end in (("cert", "pem"), ("key", "key"))}
-    tls: dict[str, Any] = {f"tls_{name}": path for name, path in files.items()}
-    ca = str(pki / "ca.pem")
-    async with serving_target(model_on(), **tls) as (_, client):
+    async with serving_target(model_on(), **_identity(pki)) as (_, client):
         port = client.address.rpartition(":")[2]
         monkeypatch.setattr("gateway.pairs.discovery.addresses_of", lambda _: [f"127.0.0.1:{port}"])
         for name, is_trusted in (("one.example", True), ("other.example", False)):
-            backends = Backends(
-                GatewaySettings(
-                    target=(f"dns+{name}:{port}",), services_tls=True, services_tls_ca=ca
-                )
-            )
-            await backends.start()
-            await until(lambda: bool(backends.targets))  # noqa: B023
-            (target,) = backends.targets
-            await until(lambda: target.info is not None or "is down" in target.problem)  # noqa: B023
-            assert (target.info is not None) is is_trusted
-            assert is_trusted or "Hostname Verification" in target.problem
-            await backends.close()
+            address, num_up = f"dns+{name}:{port}", (int(is_trusted), 0)
+            async with watching([address], num_up=num_up, **_trust(pki)) as backends:
+                await until(lambda: bool(backends.targets))
+                (target,) = backends.targets
+                await until(lambda: is_trusted or "is down" in target.problem)  # noqa: B023
+                assert is_trusted or "Hostname Verification" in target.problem
 
 
 async def test_a_draft_that_serves_and_does_not_fit_counts_as_up_and_not_as_a_draft() -> None:
@@ -297,36 +283,32 @@ async def test_a_draft_that_serves_and_does_not_fit_counts_as_up_and_not_as_a_dr
     async with (
         serving_draft(misfit) as (_, draft_client),
         serving_target(model_on()) as (_, target_client),
+        watching([target_client], [draft_client]) as backends,
     ):
-        backends = backends_of([target_client], [draft_client])
-        await backends.start()
-        await until_up(backends, 1, 1)
         assert not backends.has_draft
         assert "they must be equal" in (backends.draft_problem() or "")
-        await backends.close()
 
 
 async def test_measurements_with_a_draft_that_is_gone_are_forgotten() -> None:
-    backends = backends_of([TargetClient("127.0.0.1:1")], [DraftClient("127.0.0.1:2")])
-    (target,), (draft,) = backends.targets, backends.drafts
-    kept = target.times(draft)
-    target.match_drafts()
-    assert target.times(draft) is kept
-    backends.drafts.clear()
-    target.match_drafts()
-    assert target.times(draft) is not kept
-    await asyncio.gather(draft.close(), backends.close())
+    async with watching(["127.0.0.1:1"], ["127.0.0.1:2"], num_up=(0, 0)) as backends:
+        (target,), (draft,) = backends.targets, backends.drafts
+        kept = target.times(draft)
+        target.match_drafts()
+        assert target.times(draft) is kept
+        backends.drafts.clear()
+        target.match_drafts()
+        assert target.times(draft) is not kept
+    await draft.close()
 
 
 async def test_recent_answers_say_when_a_refused_client_should_come_back() -> None:
-    backends = backends_of([TargetClient("127.0.0.1:1")])
-    (target,) = backends.targets
-    assert target.answer_s == OverloadedError.retry_after_s
-    for seconds, mean in ((20.0, 20.0), (1000.0, 60.0)):
-        for _ in range(100):
-            target.note_answer(seconds)
-        assert target.answer_s == pytest.approx(mean, rel=0.01)
-    await backends.close()
+    async with watching(["127.0.0.1:1"], num_up=(0, 0)) as backends:
+        (target,) = backends.targets
+        assert target.answer_s == OverloadedError.retry_after_s
+        for seconds, mean in ((20.0, 20.0), (1000.0, 60.0)):
+            for _ in range(100):
+                target.note_answer(seconds)
+            assert target.answer_s == pytest.approx(mean, rel=0.01)
 
 
 async def test_a_target_that_was_closed_while_a_request_waited_elsewhere_is_unavailable() -> None:

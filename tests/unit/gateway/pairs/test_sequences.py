@@ -26,7 +26,7 @@ from tests.support.running.services import (
     until,
     with_tokenizer,
 )
-from tests.unit.gateway.pairs.test_backends import backends_of, until_up
+from tests.unit.gateway.pairs.test_backends import until_up, watching
 
 
 def _completion(pairs: Sequence[Pair]) -> Completion:
@@ -53,10 +53,8 @@ async def test_a_service_that_breaks_a_stream_is_left_out_at_once(
     async with (
         serving_target(model) as (target, target_client),
         serving_draft(with_tokenizer(ToyModel())) as (draft, draft_client),
+        watching([target_client], [draft_client]) as backends,
     ):
-        backends = backends_of([target_client], [draft_client])
-        await backends.start()
-        await until_up(backends, 1, 1)
         model.on_forward = gate
         completion = _completion([backends.pair(None)])
         try:
@@ -77,7 +75,6 @@ async def test_a_service_that_breaks_a_stream_is_left_out_at_once(
                     assert completion.error is None
         finally:
             gate.open()
-        await backends.close()
 
 
 def _wait_until(condition: Callable[[], bool]) -> None:
@@ -92,10 +89,8 @@ async def test_a_sequence_in_the_targets_queue_leaves_the_drafts_slots_to_runnin
     async with (
         serving_target(model) as (target, client),
         serving_draft(with_tokenizer(ToyModel(num_slots=2))) as (draft, draft_client),
+        watching([client], [draft_client]) as backends,
     ):
-        backends = backends_of([client], [draft_client])
-        await backends.start()
-        await until_up(backends, 1, 1)
         pairs = [backends.pair(None)]
         first, second = _completion(pairs), _completion(pairs)
         opened = backend_of(draft).engine.counters
@@ -127,4 +122,3 @@ async def test_a_sequence_in_the_targets_queue_leaves_the_drafts_slots_to_runnin
             assert completion.error is None and completion.record.draft_losses == []
             assert completion.record.num_draft_recoveries == 0
             assert completion.record.stats.num_blocks > 0
-        await backends.close()
