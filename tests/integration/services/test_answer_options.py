@@ -28,25 +28,29 @@ EAGER_TO_END = tuple((token_id, 5.0) for token_id in ENDS)
 
 
 @pytest.mark.parametrize("policy", POLICIES)
-async def test_with_min_tokens_every_policy_gives_the_targets_own_answer(policy: str) -> None:
+async def test_every_policy_gives_the_targets_own_answer_and_log_probabilities(
+    policy: str,
+) -> None:
     chance = random.Random(policy)
     num_ended = 0
     async with (
         serving_target(ToyModel()) as (_, target_client),
         serving_draft(ToyModel(noise=0.3)) as (_, draft_client),
     ):
-        for _ in range(6):
+        for num_top in (None, 0, 1, 20, None, 2):
             min_tokens = chance.choice((0, 1, 5, 17, 40))
             request = toy_request(
                 f"question {chance.random()}",
                 sampling=SamplingParams(
                     temperature=chance.choice((0.0, 0.7, 1.2)),
+                    frequency_penalty=chance.choice((0.0, 0.3)),
                     logit_bias=EAGER_TO_END,
                     seed=chance.getrandbits(64),
                     min_tokens=min_tokens,
                 ),
                 end_token_ids=ENDS,
                 max_tokens=40,
+                num_top_logprobs=num_top,
             )
             alone = await target_only(target_client, request)
             relayed = await relay(draft_client, target_client, request, policy)
@@ -55,6 +59,18 @@ async def test_with_min_tokens_every_policy_gives_the_targets_own_answer(policy:
             assert not set(alone.token_ids[:min_tokens]) & set(ENDS)
             assert len(alone.token_ids) >= min_tokens
             num_ended += alone.token_ids[-1] in ENDS
+            (ours, theirs) = (
+                [one for verdict in answer.verdicts for one in verdict.logprobs]
+                for answer in (relayed, alone)
+            )
+            assert len(ours) == len(theirs) == len(alone.token_ids) * (num_top is not None)
+            for one, other in zip(ours, theirs, strict=True):
+                assert one.logprob == pytest.approx(other.logprob, abs=1e-5)
+                assert len(one.top) == num_top
+                assert [each for each, _ in one.top] == [each for each, _ in other.top]
+                assert [logprob for _, logprob in one.top] == pytest.approx(
+                    [logprob for _, logprob in other.top], abs=1e-5
+                )
     assert num_ended >= 2, "the end tokens were to be likely"
 
 
@@ -86,46 +102,6 @@ async def test_the_draft_holds_end_tokens_back_as_the_target_does() -> None:
     assert drafted
     assert all((token_id == END_TOKEN_ID) == (place == 30) for place, token_id in drafted)
     assert not any(verdict.is_rejection for verdict in relayed.verdicts)
-
-
-@pytest.mark.parametrize("policy", POLICIES)
-async def test_every_policy_tells_the_targets_own_log_probabilities(policy: str) -> None:
-    chance = random.Random(policy)
-    target = ToyModel()
-    async with (
-        serving_target(target) as (_, target_client),
-        serving_draft(ToyModel(noise=0.3)) as (_, draft_client),
-    ):
-        for num_top in (0, 1, 20):
-            request = toy_request(
-                f"question {chance.random()}",
-                sampling=SamplingParams(
-                    temperature=chance.choice((0.0, 0.9)),
-                    frequency_penalty=0.3,
-                    logit_bias=EAGER_TO_END,
-                    seed=chance.getrandbits(64),
-                ),
-                end_token_ids=chance.choice(((), ENDS)),
-                num_top_logprobs=num_top,
-            )
-            alone = await target_only(target_client, request)
-            relayed = await relay(draft_client, target_client, request, policy)
-
-            assert relayed.token_ids == alone.token_ids
-            (ours, theirs) = (
-                [one for verdict in answer.verdicts for one in verdict.logprobs]
-                for answer in (relayed, alone)
-            )
-            assert len(ours) == len(theirs) == len(alone.token_ids)
-            for one, other in zip(ours, theirs, strict=True):
-                assert one.logprob == pytest.approx(other.logprob, abs=1e-5)
-                assert len(one.top) == num_top
-                assert [token_id for token_id, _ in one.top] == [
-                    token_id for token_id, _ in other.top
-                ]
-                assert [logprob for _, logprob in one.top] == pytest.approx(
-                    [logprob for _, logprob in other.top], abs=1e-5
-                )
 
 
 async def test_sequences_with_and_without_log_probabilities_share_a_forward() -> None:

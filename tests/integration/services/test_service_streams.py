@@ -53,53 +53,35 @@ DRAFTS = Pace(StepLimits(0, 4, 0), StepLimits(0, 4, 0), max_ahead=8, block_size=
 
 @pytest.mark.parametrize("sampling", [SamplingParams(), SAMPLED], ids=["greedy", "sampled"])
 @pytest.mark.parametrize("policy", POLICIES)
-async def test_a_relayed_answer_equals_the_target_only_one(
-    policy: str, sampling: SamplingParams
-) -> None:
-    request = toy_request(sampling=sampling, end_token_ids=())
-    target, draft = ToyModel(), ToyModel(noise=0.4)
-    async with (
-        serving_target(target) as (target_service, target_client),
-        serving_draft(draft) as (draft_service, draft_client),
-    ):
-        alone = await target_only(target_client, request)
-        relayed = await relay(draft_client, target_client, request, policy)
-
-        await until_free(target_service)
-        await until_free(draft_service)
-
-    assert len(alone.token_ids) == request.max_tokens
-    assert relayed.token_ids == alone.token_ids
-    if policy != "adaptive":  # which may find that a toy draft is not worth its while
-        assert (len(relayed.verdicts) == len(alone.verdicts)) == (policy == "off")
-    assert target.threads == draft.threads == {"device"}
-
-
-@pytest.mark.parametrize("sampling", [SamplingParams(), SAMPLED], ids=["greedy", "sampled"])
-@pytest.mark.parametrize("policy", POLICIES)
-async def test_a_default_limit_gives_way_to_the_context_and_changes_no_token(
+async def test_a_relayed_answer_equals_the_target_only_one_and_a_default_limit_changes_no_token(
     policy: str, sampling: SamplingParams
 ) -> None:
     context = 29 + 31  # the prompt, and what is left
     asked = toy_request(sampling=sampling, end_token_ids=(), max_tokens=31)
     open_ended = dataclasses.replace(asked, max_tokens=50, is_max_tokens_default=True)
+    target = ToyModel(max_context_length=context)
+    draft = ToyModel(max_context_length=context, noise=0.4)
     async with (
-        serving_target(ToyModel(max_context_length=context)) as (_, target_client),
-        serving_draft(ToyModel(max_context_length=context, noise=0.4)) as (_, draft_client),
+        serving_target(target) as (target_service, target_client),
+        serving_draft(draft) as (draft_service, draft_client),
     ):
         expected = await target_only(target_client, asked)
         alone = await target_only(target_client, open_ended)
         relayed = await relay(draft_client, target_client, open_ended, policy)
         with pytest.raises(ContextLengthError, match="max_tokens is 50"):
             await target_only(target_client, dataclasses.replace(asked, max_tokens=50))
+        await until_free(target_service)
+        await until_free(draft_service)
 
     assert len(expected.token_ids) == 31
     assert alone.token_ids == relayed.token_ids == expected.token_ids
     assert alone.verdicts[-1].finish_reason is FinishReason.LENGTH
     assert relayed.verdicts[-1].finish_reason is FinishReason.LENGTH
     if policy != "adaptive":  # which may find that a toy draft is not worth its while
+        assert (len(relayed.verdicts) == len(alone.verdicts)) == (policy == "off")
         assert bool(relayed.blocks) == (policy != "off")
     assert all(block.start_index + len(block.token_ids) < 31 for block in relayed.blocks)
+    assert target.threads == draft.threads == {"device"}
 
 
 async def test_the_target_tells_prompt_selection_and_verdicts_with_their_times() -> None:
@@ -109,25 +91,17 @@ async def test_the_target_tells_prompt_selection_and_verdicts_with_their_times()
             messages = [message async for message in stream]
 
     prompt, selection, *verdicts = messages
-    assert isinstance(prompt, PromptInfo)
-    assert (prompt.num_prompt_tokens, prompt.num_visual_tokens) == (16 + len("what happens?"), 16)
-    assert prompt.preprocess_ns > 0
+    num_rows = 16 + len("what happens?")
+    assert isinstance(prompt, PromptInfo) and prompt.preprocess_ns > 0
+    assert (prompt.num_prompt_tokens, prompt.num_visual_tokens) == (num_rows, 16)
     assert isinstance(selection, Selection)
-    assert selection.num_visual_tokens == 16
-    assert len(selection.kept_indices) == 8
-    assert [verdict.start_index for verdict in verdicts if isinstance(verdict, Verdict)] == [
-        0, 1, 2, 3, 4,
-    ]  # fmt: skip
-    last = verdicts[-1]
-    assert isinstance(last, Verdict)
-    assert last.finish_reason is FinishReason.LENGTH
-    first = verdicts[0]
-    assert isinstance(first, Verdict)
-    assert first.timing.num_rows == prompt.num_prompt_tokens
-    assert first.timing.forward_ns > 0
-    assert last.timing.num_rows == 1
-    assert last.timing.context_length == prompt.num_prompt_tokens + 3
-    assert last.timing.forward_ns > 0
+    assert (len(selection.kept_indices), selection.num_visual_tokens) == (8, 16)
+    told = [verdict for verdict in verdicts if isinstance(verdict, Verdict)]
+    assert [verdict.start_index for verdict in told] == [0, 1, 2, 3, 4]
+    assert told[-1].finish_reason is FinishReason.LENGTH
+    first, last = told[0].timing, told[-1].timing
+    assert (first.num_rows, last.num_rows, last.context_length) == (num_rows, 1, num_rows + 3)
+    assert first.forward_ns > 0 and last.forward_ns > 0
 
 
 @pytest.mark.parametrize(

@@ -1,17 +1,37 @@
-"""A gateway in this process."""
+"""A gateway in this process, and what it is asked about toy models."""
 
 from __future__ import annotations
 
 import asyncio
+import base64
+import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from typing import Any
 
 import httpx
 import uvicorn
 
+from gateway.answer.completion import Completion
+from gateway.answer.plan import SpeculationPlan
+from gateway.answer.report import AnswerRecord, Timeline
+from gateway.answer.streams import CopyFiles
 from gateway.app import create_app
 from gateway.common.config import GatewaySettings
+from gateway.pairs.backends import Backends
 from gateway.server import _bind
+from hippo.rpc.client import DraftClient, TargetClient
+from hippo.types import OpenRequest, Pruning
+from tests.support.models.toy_model import ToyModel
+from tests.support.running.services import (
+    no_files,
+    serving_draft,
+    serving_target,
+    until,
+    with_tokenizer,
+)
+
+CHAT = "/v1/chat/completions"
 
 
 @asynccontextmanager
@@ -31,3 +51,79 @@ async def serving_gateway(settings: GatewaySettings) -> AsyncIterator[httpx.Asyn
     server.should_exit = True
     await running
     listener.close()
+
+
+@asynccontextmanager
+async def serving_toys(
+    target: ToyModel | None = None, draft: ToyModel | None = None
+) -> AsyncIterator[httpx.AsyncClient]:
+    """Yields a client of a gateway before a toy pair."""
+    async with (
+        serving_target(with_tokenizer(target or ToyModel())) as (_, target_client),
+        serving_draft(with_tokenizer(draft or ToyModel(noise=0.3))) as (_, draft_client),
+    ):
+        settings = GatewaySettings(
+            target=(target_client.address,), draft=(draft_client.address,), calibration_share=0
+        )
+        async with serving_gateway(settings) as http:
+            yield http
+
+
+def toy_chat(video: bytes = b"toy:4", **fields: Any) -> dict[str, Any]:
+    """A question about a toy video; its answer has as many tokens as it may have."""
+    url = f"data:video/mp4;base64,{base64.b64encode(video).decode()}"
+    content = [
+        {"type": "video_url", "video_url": {"url": url}},
+        {"type": "text", "text": "what happens?"},
+    ]
+    body = {
+        "model": "toy",
+        "messages": [{"role": "user", "content": content}],
+        "temperature": 0,
+        "max_tokens": 40,
+        "ignore_eos": True,
+        "speculative": {"policy": "serial", "pruning": {"min_visual_tokens": 1}},
+    }
+    return {**body, **fields}
+
+
+@asynccontextmanager
+async def backends_of(target: TargetClient, draft: DraftClient) -> AsyncIterator[Backends]:
+    """What a gateway has behind it, once its draft is ready."""
+    backends = Backends(GatewaySettings(target=(target.address,), draft=(draft.address,)))
+    await backends.start()
+    try:
+        await until(lambda: backends.has_draft)
+        yield backends
+    finally:
+        await backends.close()
+
+
+async def completed(
+    backends: Backends,
+    request: OpenRequest,
+    policy: str = "vpsd",
+    *,
+    max_draft_tokens: int = 4,
+    stall_s: float = 60.0,
+    record: AnswerRecord | None = None,
+    copy_files: CopyFiles = no_files,
+) -> Completion:
+    """The gateway's part of an answer, run to its end."""
+    completion = Completion(
+        request,
+        plan=SpeculationPlan(policy, 4, max_draft_tokens, Pruning()),
+        pairs=[backends.pair(None)],
+        stops=(),
+        draft_stall_s=stall_s,
+        timeout_s=None,
+        record=record
+        or AnswerRecord(policy=policy, received_ns=time.monotonic_ns(), timeline=Timeline()),
+        news=asyncio.Event(),
+        copy_files=copy_files,
+    )
+    async with completion:
+        await until(lambda: completion.is_over)
+        error = completion.error
+    completion.error = error
+    return completion

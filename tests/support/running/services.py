@@ -134,6 +134,23 @@ def toy_request(text: str = "what happens?", **changes: Any) -> OpenRequest:
     return OpenRequest(**(values | changes))
 
 
+def text_request(**changes: Any) -> OpenRequest:
+    """A request without media, which any model can answer."""
+    messages = (ChatMessage("user", (TextPart("hello"),)),)
+    return toy_request(**({"media": (), "messages": messages} | changes))
+
+
+@asynccontextmanager
+async def ready_client(make_client: Callable[[str], ClientT], port: int) -> AsyncIterator[ClientT]:
+    """A client of a service in another process, which may be loading its model."""
+    client = make_client(f"127.0.0.1:{port}")
+    try:
+        await client.wait_ready(90)
+        yield client
+    finally:
+        await client.close()
+
+
 @dataclass
 class Answer:
     """What a relayed sequence came to."""

@@ -139,30 +139,19 @@ def run(
 
 
 class CheckedSimulation(Simulation):
-    """Checks after every event that the KV caches hold what the cores say that they hold."""
+    """Checks after every event that the KV caches hold what the cores say that they hold, and that
+    the gateway knows when the draft is silent in good order."""
+
+    _num_in_flight = 0  # messages to the draft and from it
 
     def call_at(self, time_ns: float, event: Callable[[], None]) -> None:
         def watched() -> None:
             event()
-            self._check()
+            self._check_keys(self._verifier, self._target_keys)
+            self._check_keys(self._drafter, self._draft_keys)
+            self._check_debt()
 
         super().call_at(time_ns, watched)
-
-    def _check(self) -> None:
-        cores: list[tuple[Core | None, KeyCache]] = [
-            (self._verifier, self._target_keys),
-            (self._drafter, self._draft_keys),
-        ]
-        for core, keys in cores:
-            if core is not None:
-                fed = list(core.fed_ids)
-                assert list(keys.ids)[: len(fed)] == fed
-
-
-class WatchedSimulation(CheckedSimulation):
-    """Checks after every event that the gateway knows when the draft is silent in good order."""
-
-    _num_in_flight = 0  # messages to the draft and from it
 
     def _send_message(self, leg: str, deliver: Callable[[], None]) -> None:
         def arrive() -> None:
@@ -173,12 +162,14 @@ class WatchedSimulation(CheckedSimulation):
         self._num_in_flight += is_drafts
         super()._send_message(leg, arrive if is_drafts else deliver)
 
-    def _check(self) -> None:
-        super()._check()
+    def _check_keys(self, core: Core | None, keys: KeyCache) -> None:
+        if core is not None:
+            fed = list(core.fed_ids)
+            assert list(keys.ids)[: len(fed)] == fed
+
+    def _check_debt(self) -> None:
         owes, drafter = self._coordinator.owes_block, self._drafter
-        if drafter is None or not self._has_drafted:
-            assert not owes
-        elif not self._coordinator.committed_ids:
+        if drafter is None or not self._has_drafted or not self._coordinator.committed_ids:
             assert not owes
         elif not self._coordinator.is_finished and not self._num_in_flight:
             has_more = not drafter.is_exhausted or drafter._num_sent < len(drafter.ids)

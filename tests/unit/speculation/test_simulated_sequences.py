@@ -17,11 +17,8 @@ from hippo.types import Verdict
 from tests.unit.speculation.simulated import (
     MS,
     RestlessPolicy,
-    WatchedSimulation,
-    decode_alone,
     run,
     toy_draft,
-    toy_second_choice,
     toy_target,
 )
 
@@ -99,41 +96,6 @@ def test_output_equals_target_only_at_a_pace_that_keeps_changing(
         draft_ns=lambda num_rows, context: draft_ms * MS,
         repeat=lambda action: rng.random() < 0.2,
     )
-
-
-@settings(deadline=None, max_examples=150)
-@given(data=st.data(), agreement=agreements, seed=st.integers(0, 2**16))
-def test_a_draft_owes_a_block_exactly_while_it_has_something_to_draft(
-    data: st.DataObject, agreement: float, seed: int
-) -> None:
-    rng = random.Random(seed)
-    name = data.draw(st.sampled_from((*POLICY_NAMES, "restless")))
-    policy: Policy = RestlessPolicy(seed)
-    if name != "restless":
-        policy = make_policy(name, gamma=data.draw(st.integers(1, 7)), max_draft_tokens=16)
-    target = toy_target(seed, num_ids := data.draw(st.sampled_from((2, 5, 40))))
-    lost_ms = data.draw(st.integers(1, 500))
-    outages = [Outage(lost_ms * MS, (lost_ms + 50) * MS)] if data.draw(st.booleans()) else []
-    slowest_leg = data.draw(st.sampled_from((0.0, 0.3, 5.0)))
-    simulation = WatchedSimulation(
-        target=target,
-        draft=toy_draft(target, seed, agreement, num_ids),
-        policy=policy,
-        costs=Costs(
-            target_ns=lambda num_rows, context: MS * (9 + num_rows),
-            draft_ns=lambda num_rows, context: (0.2 + rng.random() * 2) * MS,
-            leg_ns=lambda: rng.random() * slowest_leg * MS,
-            draft_prefill_ns=data.draw(st.sampled_from((1, 30, 200))) * MS,
-        ),
-        max_tokens=(max_tokens := data.draw(st.integers(20, 60))),
-        end_token_ids=(ends := data.draw(st.sampled_from((set(), {0})))),
-        outages=outages,
-        max_guessed=seed % 5,
-        second_choice=toy_second_choice(target, seed, num_ids),
-    )
-    outcome = simulation.run()
-    assert outcome.output_ids == decode_alone(target, max_tokens, ends)
-    assert outcome.num_misread_steps == 0
 
 
 PATIENT = ("serial", "vpsd", "optimistic", "conservative")  # policies that wait for long
