@@ -16,6 +16,7 @@ from tests.support.models.toy_model import ToyModel
 from tests.support.running.gateways import backends_of, completed
 from tests.support.running.services import (
     serving_draft,
+    serving_pair,
     serving_target,
     target_only,
     toy_request,
@@ -127,11 +128,9 @@ async def test_a_file_that_can_neither_be_opened_nor_copied_is_an_error(folder: 
         raise MediaError("too large for a message", param="media[0]")
 
     request = _about(_file(folder / "clip.mp4"))
-    async with (
-        serving_target(with_tokenizer(ToyModel())) as (_, target_client),
-        serving_draft(with_tokenizer(ToyModel())) as (_, draft_client),
-    ):
-        async with backends_of(target_client, draft_client) as backends:
+    target, draft = (with_tokenizer(ToyModel()) for _ in range(2))
+    async with serving_pair(target, draft) as clients:
+        async with backends_of(*clients) as backends:
             completion = await completed(backends, request, copy_files=copy_files)
     assert isinstance(completion.error, MediaError)
     assert completion.record.num_completion_tokens == 0

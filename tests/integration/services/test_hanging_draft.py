@@ -20,8 +20,7 @@ from hippo.types import Block
 from tests.support.models.toy_model import ToyModel
 from tests.support.running.gateways import backends_of, completed
 from tests.support.running.services import (
-    serving_draft,
-    serving_target,
+    serving_pair,
     target_only,
     toy_request,
     with_tokenizer,
@@ -63,10 +62,7 @@ async def pair(
     the draft, which gets as far ahead as it may go."""
     target = with_tokenizer(ToyModel())
     target.on_forward = lambda plan: time.sleep(step_s)
-    async with (
-        serving_target(target) as (_, target_client),
-        serving_draft(draft) as (_, draft_client),
-    ):
+    async with serving_pair(target, draft) as (target_client, draft_client):
         expected = await target_only(target_client, REQUEST)
         async with backends_of(target_client, draft_client) as backends:
             try:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import dataclasses
-from itertools import pairwise
 from typing import Any
 
 import grpc
@@ -16,7 +15,6 @@ from hippo.models.interface.base import StepPlan
 from hippo.types import (
     Block,
     ChatMessage,
-    Commit,
     FinishReason,
     Media,
     MediaKind,
@@ -28,7 +26,6 @@ from hippo.types import (
     Selection,
     StepLimits,
     TextPart,
-    Timing,
     Verdict,
 )
 from hippo.v1 import target_pb2_grpc
@@ -39,6 +36,7 @@ from tests.support.running.services import (
     backend_of,
     relay,
     serving_draft,
+    serving_pair,
     serving_target,
     target_only,
     toy_request,
@@ -48,7 +46,6 @@ from tests.support.running.services import (
 )
 
 SAMPLED = SamplingParams(temperature=0.8, seed=7, presence_penalty=0.5, repetition_penalty=1.2)
-DRAFTS = Pace(StepLimits(0, 4, 0), StepLimits(0, 4, 0), max_ahead=8, block_size=2)
 
 
 @pytest.mark.parametrize("sampling", [SamplingParams(), SAMPLED], ids=["greedy", "sampled"])
@@ -118,61 +115,11 @@ async def test_the_draft_prefills_on_the_selected_visual_tokens(
 ) -> None:
     draft = ToyModel()
     request = toy_request(pruning=pruning, max_tokens=8)
-    async with (
-        serving_target(ToyModel()) as (_, target_client),
-        serving_draft(draft) as (_, draft_client),
-    ):
+    async with serving_pair(ToyModel(), draft) as (target_client, draft_client):
         draft.kept.clear()
         await relay(draft_client, target_client, request, "vpsd")
 
     assert draft.kept == [num_kept]
-
-
-async def test_the_draft_proposes_while_nobody_commits_and_stops_at_its_limit() -> None:
-    request = toy_request(pace=DRAFTS, end_token_ids=())
-    async with serving_draft(ToyModel()) as (service, client):
-        async with client.draft(request) as stream:
-            assert isinstance(await anext(stream), PromptInfo)
-            await stream.send_message(Selection(tuple(range(16)), 16))
-            assert isinstance(await anext(stream), Timing)
-            blocks = [block async for block in _until_exhausted(stream)]
-            drafted = [token_id for block in blocks for token_id in block.token_ids]
-            assert len(drafted) == 8
-            for earlier, later in pairwise(blocks):
-                assert later.start_index == earlier.start_index + len(earlier.token_ids)
-            assert all(block.step_ns > 0 for block in blocks[1:])
-
-            await stream.send_message(Commit(0, 0, tuple(drafted[:3])))
-            following = await anext(stream)
-            assert isinstance(following, Block)
-            assert following.start_index == 8
-        await until_free(service)
-
-
-async def test_a_draft_that_joins_in_mid_answer_goes_on_where_the_target_is() -> None:
-    request = toy_request(pace=DRAFTS, end_token_ids=())
-    async with (
-        serving_target(ToyModel()) as (_, target_client),
-        serving_draft(ToyModel()) as (_, draft_client),
-    ):
-        alone = (await target_only(target_client, request)).token_ids
-        joining = dataclasses.replace(request, committed_ids=tuple(alone[:20]), epoch=3)
-        async with draft_client.draft(joining) as stream:
-            await stream.send_message(Selection(tuple(range(16)), 16))
-            found = [message async for message in _until_exhausted(stream)]
-
-    drafted = [token_id for block in found for token_id in block.token_ids]
-    assert found[0].start_index == 20
-    assert found[0].epoch == 3
-    assert drafted == alone[20 : 20 + len(drafted)]
-
-
-async def _until_exhausted(stream: Any) -> Any:
-    async for message in stream:
-        if isinstance(message, Block):
-            yield message
-            if message.is_exhausted:
-                return
 
 
 @pytest.mark.parametrize("wait_ns", [10**15, 2**64 - 1])

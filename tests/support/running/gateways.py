@@ -25,8 +25,7 @@ from hippo.types import OpenRequest, Pruning
 from tests.support.models.toy_model import ToyModel
 from tests.support.running.services import (
     no_files,
-    serving_draft,
-    serving_target,
+    serving_pair,
     until,
     with_tokenizer,
 )
@@ -55,16 +54,13 @@ async def serving_gateway(settings: GatewaySettings) -> AsyncIterator[httpx.Asyn
 
 @asynccontextmanager
 async def serving_toys(
-    target: ToyModel | None = None, draft: ToyModel | None = None
+    target: ToyModel | None = None, draft: ToyModel | None = None, *, max_waiting: int = 4
 ) -> AsyncIterator[httpx.AsyncClient]:
     """Yields a client of a gateway before a toy pair."""
-    async with (
-        serving_target(with_tokenizer(target or ToyModel())) as (_, target_client),
-        serving_draft(with_tokenizer(draft or ToyModel(noise=0.3))) as (_, draft_client),
-    ):
-        settings = GatewaySettings(
-            target=(target_client.address,), draft=(draft_client.address,), calibration_share=0
-        )
+    pair = (with_tokenizer(target or ToyModel()), with_tokenizer(draft or ToyModel(noise=0.3)))
+    async with serving_pair(*pair, max_waiting=max_waiting) as clients:
+        target_address, draft_address = ((client.address,) for client in clients)
+        settings = GatewaySettings(target=target_address, draft=draft_address, calibration_share=0)
         async with serving_gateway(settings) as http:
             yield http
 

@@ -119,6 +119,17 @@ def serving_target(
     return _serving(build_target(**changes), TargetClient, model, decoder)
 
 
+@asynccontextmanager
+async def serving_pair(
+    target: VideoLanguageModel, draft: VideoLanguageModel, *, max_waiting: int = 4
+) -> AsyncIterator[tuple[TargetClient, DraftClient]]:
+    async with (
+        serving_target(target, max_waiting=max_waiting) as (_, target_client),
+        serving_draft(draft) as (_, draft_client),
+    ):
+        yield target_client, draft_client
+
+
 def toy_request(text: str = "what happens?", **changes: Any) -> OpenRequest:
     """A question about a toy video of four frames: 16 visual tokens."""
     values: dict[str, Any] = {

@@ -17,17 +17,10 @@ from hippo.engine.grammars import GrammarCompiler, grammar_compiler
 from hippo.errors import HippoError, InvalidRequestError
 from hippo.grammars.limits import new_matcher
 from hippo.sampling.masks import TokenMasks, mask_logits
-from hippo.types import (
-    ChatMessage,
-    FramePlan,
-    ModelInfo,
-    OpenRequest,
-    Pruning,
-    SamplingParams,
-    TextPart,
-)
+from hippo.types import SamplingParams
 from tests.support.models.letters import letter_tokenizer
 from tests.support.running.info import small_model_info
+from tests.support.running.services import toy_request
 
 LETTERS = [*'abcx{}[]":, 0123456789', "ab", "abc", '":', '{"', "12"]
 END, OTHER_END = len(LETTERS), len(LETTERS) + 1
@@ -41,17 +34,12 @@ SCHEMA = {
 JSON = grammar_from("json", json.dumps(SCHEMA))
 
 
-def _model_info() -> ModelInfo:
-    """Of a model whose ids are ``LETTERS`` and three special tokens."""
-    return replace(
-        small_model_info(),
-        tokenizer_json=letter_tokenizer(LETTERS, ("<end>", "<stop>", "<pad>")),
-        num_token_ids=NUM_IDS,
-        end_token_ids=(END, OTHER_END),
-    )
-
-
-INFO = _model_info()
+INFO = replace(
+    small_model_info(),
+    tokenizer_json=letter_tokenizer(LETTERS, ("<end>", "<stop>", "<pad>")),
+    num_token_ids=NUM_IDS,
+    end_token_ids=(END, OTHER_END),
+)
 
 
 @pytest.fixture(scope="module")
@@ -68,16 +56,8 @@ def _compile(
     end_token_ids: tuple[int, ...] = (END, OTHER_END),
     min_tokens: int = 0,
 ) -> TokenMasks:
-    request = OpenRequest(
-        request_id="r",
-        messages=(ChatMessage("user", (TextPart("Hi"),)),),
-        media=(),
-        sampling=SamplingParams(grammar=grammar, min_tokens=min_tokens),
-        frame_plan=FramePlan(),
-        pruning=Pruning(),
-        max_tokens=50,
-        end_token_ids=end_token_ids,
-    )
+    sampling = SamplingParams(grammar=grammar, min_tokens=min_tokens)
+    request = toy_request(sampling=sampling, end_token_ids=end_token_ids)
     return asyncio.run(compiler.compile_request(request))
 
 

@@ -11,7 +11,7 @@ from hippo.lab.simulation.key_cache import KeyCache
 from hippo.lab.simulation.simulator import SecondChoice, Simulation, TokenFunction
 from hippo.speculation.coordinator import Action
 from hippo.speculation.core import Core
-from hippo.speculation.policies import Policy
+from hippo.speculation.policies import FixedPolicy, Policy
 from hippo.types import Block, Pace, StepLimits, Verdict
 
 MS = 1_000_000
@@ -56,27 +56,20 @@ def decode_alone(target: TokenFunction, max_tokens: int, end_token_ids: set[int]
     return ids
 
 
-class RestlessPolicy:
+class RestlessPolicy(FixedPolicy):
     """Any pace at any time."""
 
     def __init__(self, seed: int) -> None:
         self._random = random.Random(seed)
-        self._pace = self._any_pace()
-
-    @property
-    def pace(self) -> Pace:
-        return self._pace
+        super().__init__(self._any_pace())
 
     def observe_verdict(self, verdict: Verdict, outcomes: Sequence[bool], now_ns: int) -> None:
         if self._random.random() < 0.3:
-            self._pace = self._any_pace()
+            self.pace = self._any_pace()
 
     def observe_block(self, block: Block, outcomes: Sequence[bool], now_ns: int) -> None:
         if self._random.random() < 0.1:
-            self._pace = self._any_pace()
-
-    def observe_broken_run(self, outcomes: Sequence[bool], *, is_start: bool) -> None:
-        pass
+            self.pace = self._any_pace()
 
     def _any_pace(self) -> Pace:
         return Pace(
