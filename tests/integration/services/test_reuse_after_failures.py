@@ -34,9 +34,13 @@ SAMPLED = SamplingParams(temperature=0.8, seed=7)
 
 
 @pytest.mark.parametrize("num_pieces", [1, 2, 3])  # before the tap of the scores and behind it
-@pytest.mark.parametrize("pruning", [UNPRUNED, Pruning(PruningStrategy.HOLISTIC, 0.5)], ids=str)
+@pytest.mark.parametrize(
+    ("pruning", "num_shared"),
+    [(UNPRUNED, 16 + len("who ")), (Pruning(PruningStrategy.HOLISTIC, 0.5), 16)],
+    ids=["unpruned", "scored"],
+)
 async def test_a_prefill_that_is_left_ends_and_keeps_only_what_it_took_over(
-    pruning: Pruning, num_pieces: int
+    pruning: Pruning, num_shared: int, num_pieces: int
 ) -> None:
     model = ToyModel(num_slots=1)
     async with serving_target(model) as (service, client):
@@ -57,7 +61,6 @@ async def test_a_prefill_that_is_left_ends_and_keeps_only_what_it_took_over(
         again = await target_only(client, first)
         assert again.token_ids == expected.token_ids
         assert engine.counters.num_failed == 0
-    num_shared = 16 + len("who ")
     assert model.reused[-2:] == [num_shared, num_shared]
 
 
