@@ -37,15 +37,6 @@ def waits_of(pace: Pace) -> set[int]:
     return {limits.wait_ns for limits in (pace.optimistic, pace.conservative)}
 
 
-def test_blocks_go_to_the_target_and_verdicts_to_the_draft() -> None:
-    coordinator = Coordinator(FixedPolicy(PACE))
-    coordinator.on_draft_ready()
-    block = Block(0, 0, (1, 2))
-    assert coordinator.on_block(block, 0) == [ToTarget(block)]
-    assert coordinator.on_verdict(Verdict(0, 0, (1,)), 0) == [ToDraft(Commit(0, 0, (1,)))]
-    assert list(coordinator.committed_ids) == [1]
-
-
 def test_a_block_of_an_older_epoch_goes_no_further() -> None:
     coordinator = Coordinator(FixedPolicy(PACE))
     coordinator.on_verdict(Verdict(1, 0, (1,), is_rejection=True, num_dropped_tokens=1), 0)

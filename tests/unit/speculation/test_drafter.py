@@ -98,24 +98,6 @@ def test_drafting_stops_at_max_ahead_and_goes_on_after_a_commit() -> None:
     assert drafter.next_step() == Step(1, (11,))
 
 
-def test_a_rollback_feeds_all_ids_since_the_common_prefix_at_once() -> None:
-    drafter = make_drafter()
-    draft(drafter, 11, 12, 13)
-    take(drafter)
-    drafter.add_commit(Commit(1, 0, (10, 11, 52, 53)))
-    assert drafter.epoch == 1
-    assert drafter.next_step() == Step(2, (52, 53))
-
-
-def test_a_difference_in_what_was_sent_raises_the_epoch_without_being_told() -> None:
-    drafter = make_drafter()
-    draft(drafter, 11, 12)
-    take(drafter)
-    drafter.add_commit(Commit(0, 0, (10, 11, 52)))
-    draft(drafter, 53)
-    assert (take(drafter).epoch, drafter.epoch) == (1, 1)
-
-
 def test_a_new_run_is_sent_from_its_beginning_however_far_the_broken_one_was_sent() -> None:
     drafter = make_drafter(pace=make_pace(block_size=3, num_first=2))
     draft(drafter, 11)
@@ -148,15 +130,6 @@ def test_the_target_waits_for_what_is_sent_again_as_for_a_first_block() -> None:
     assert drafter.take_messages() == []
     drafter.add_commit(Commit(2, 0, (10, 11)))
     assert take(drafter) == Block(2, 2, (12, 13))
-
-
-def test_a_draft_that_joins_in_mid_answer_feeds_what_is_settled() -> None:
-    drafter = make_drafter(committed_ids=(10, 11, 12), epoch=4, first_id=77)
-    assert drafter.take_messages() == []
-    step = start(drafter)
-    assert step == Step(0, (10, 11, 12))
-    drafter.finish_step(step, [13])
-    assert take(drafter) == Block(4, 3, (13,))
 
 
 def test_a_draft_that_joins_a_long_answer_feeds_it_in_parts() -> None:
