@@ -202,7 +202,7 @@ async def test_waiting_for_a_service_that_is_not_there_ends_with_its_address() -
 
 async def test_a_client_finds_a_service_that_comes_back_on_its_port() -> None:
     async with serving_target(ToyModel()) as (first, _):
-        port = first.port
+        port = first.port or 0
         async with target_client(port) as client:
             await client.wait_ready(10)
             await first.stop()

@@ -11,6 +11,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -67,7 +68,7 @@ def test_a_service_starts_serves_and_stops_in_good_order_on_sigterm(
         port = _port(child, tmp_path / "port")
 
         async def use() -> None:
-            make = DraftClient if service == "draft" else TargetClient
+            make: Any = DraftClient if service == "draft" else TargetClient
             async with ready_client(make, port) as client:
                 info = await client.get_model()
                 assert (info.name, info.num_slots, info.max_context_length) == ("tiny", 1, 256)
