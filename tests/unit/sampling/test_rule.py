@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 
 import pytest
@@ -10,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hippo.errors import HippoError
-from hippo.sampling.rule import choose_tokens, keep_mask, propose_tokens
+from hippo.sampling.rule import choose_tokens, keep_mask, penalise, propose_tokens
 from hippo.sampling.sampler import TokenSampler
 from hippo.speculation.sharpness import SHARPNESSES
 from hippo.types import SamplingParams
@@ -20,6 +21,8 @@ from tests.unit.sampling.test_sampler import NUM_IDS, PARAMS, TOKEN_IDS, logits_
 # Multiples of 1/8, so that ties are frequent; no top_p below is a ratio of small numbers, so that
 # no sum lies within rounding of it.
 LOGITS = st.lists(st.integers(-40, 40).map(lambda n: n / 8), min_size=2, max_size=24)
+
+BITS = st.lists(st.integers(0, 1), max_size=6)
 
 
 def scaled_rows(rows: list[list[float]], temperature: float = 1.0) -> torch.Tensor:
@@ -50,6 +53,21 @@ def test_filters_of_a_large_vocabulary_do_not_overflow(device: str) -> None:
     flat = torch.zeros(1, 152_064, dtype=torch.float64, device=device)
     mask = keep_mask(flat, SamplingParams(top_p=0.25))
     assert mask is not None and int(mask.sum()) == 152_064 // 4
+
+
+@settings(deadline=None)
+@given(params=PARAMS, row=LOGITS, prompt=BITS, output=BITS)
+def test_penalties_equal_the_plain_implementation(
+    params: SamplingParams, row: list[float], prompt: list[int], output: list[int]
+) -> None:
+    params = dataclasses.replace(params, logit_bias=((1, 2.5), (0, -100.0)))
+    mask = torch.zeros(len(row), dtype=torch.bool)
+    mask[prompt] = True
+    counts = torch.bincount(torch.tensor(output, dtype=torch.int64), minlength=len(row))[None]
+    bias = torch.tensor([-100.0, 2.5] + [0.0] * (len(row) - 2))
+    actual = penalise(torch.tensor([row]), params, prompt_mask=mask, counts=counts, bias=bias)
+    expected = reference.penalised(torch.tensor(row), params, prompt, output)
+    torch.testing.assert_close(actual[0], torch.tensor(expected))
 
 
 def test_the_lowest_id_wins_a_tie(device: str) -> None:
