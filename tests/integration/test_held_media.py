@@ -10,6 +10,7 @@ from collections.abc import Sequence
 import pytest
 import torch
 
+from gateway.common.config import GatewaySettings
 from hippo.engine.fairness import PrefillShare
 from hippo.engine.prompts import NUM_READER_THREADS
 from hippo.models.interface.base import DecodedMedia, Prompt
@@ -27,8 +28,9 @@ from hippo.types import (
     Timing,
     Verdict,
 )
-from tests.support.models.toy_model import ToyModel
+from tests.support.models.toy_model import ToyDecoder, ToyModel
 from tests.support.running.gate import Gate
+from tests.support.running.gateways import CHAT, serving_gateway, toy_chat
 from tests.support.running.services import (
     backend_of,
     serving_draft,
@@ -36,6 +38,7 @@ from tests.support.running.services import (
     target_only,
     toy_request,
     until,
+    with_tokenizer,
 )
 from tests.support.watching.collector import living, no_collector
 
@@ -168,3 +171,33 @@ async def test_a_draft_embeds_no_more_ahead_than_one_prompt_may_have() -> None:
         await until(lambda: model.num_embedded == num_before + 3)
         await second.send_message(of_second)
         assert isinstance(await anext(second), Timing)
+
+
+class NotingDecoder(ToyDecoder):
+    """Notes who asks for the items."""
+
+    def __init__(self) -> None:
+        self.clients: list[str] = []
+
+    async def decode(
+        self, media: Media, plan: FramePlan, *, salt: str = "", client: str = ""
+    ) -> DecodedMedia:
+        self.clients.append(client)
+        return await super().decode(media, plan, salt=salt, client=client)
+
+
+async def test_the_decoder_knows_the_name_of_the_key() -> None:
+    keys = {"alice": "sk-alice-0123456789", "bob": "sk-bob-0123456789"}
+    decoder = NotingDecoder()
+    async with serving_target(with_tokenizer(ToyModel()), decoder) as (_, target):
+        settings = GatewaySettings(
+            target=(target.address,), api_keys=tuple(f"{name}={keys[name]}" for name in keys)
+        )
+        async with serving_gateway(settings) as http:
+            for video, key in zip((b"toy:2", b"toy:4"), keys.values(), strict=True):
+                headers = {"authorization": f"Bearer {key}"}
+                body = toy_chat(video, max_tokens=2)
+                (await http.post(CHAT, json=body, headers=headers)).raise_for_status()
+        async with serving_gateway(GatewaySettings(target=(target.address,))) as http:
+            (await http.post(CHAT, json=toy_chat(b"toy:6", max_tokens=2))).raise_for_status()
+    assert decoder.clients == ["alice", "bob", "address 127.0.0.1"]

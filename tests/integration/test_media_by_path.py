@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import dataclasses
 import os
 import time
@@ -10,22 +9,17 @@ from pathlib import Path
 
 import pytest
 
-from gateway.answer.completion import Completion
-from gateway.answer.plan import SpeculationPlan
 from gateway.answer.report import AnswerRecord
-from gateway.answer.streams import CopyFiles
-from gateway.common.config import GatewaySettings
-from gateway.pairs.backends import Backends
 from hippo.errors import InvalidRequestError, MediaError, MediaPathError
-from hippo.rpc.client import DraftClient, TargetClient
-from hippo.types import Media, MediaKind, OpenRequest, Pruning
+from hippo.types import Media, MediaKind, OpenRequest
 from tests.support.models.toy_model import ToyModel
+from tests.support.running.gateways import backends_of, completed
 from tests.support.running.services import (
     serving_draft,
+    serving_pair,
     serving_target,
     target_only,
     toy_request,
-    until,
     with_tokenizer,
 )
 
@@ -122,7 +116,8 @@ async def test_where_a_service_cannot_open_a_file_its_bytes_are_sent(
         in_bytes = _about(Media(MediaKind.VIDEO, b"toy:4"))
         expected = await target_only(target_client, in_bytes)
         target.on_forward = lambda plan: wait_for_draft()
-        completion = await _answer(request, target_client, draft_client, copy_files, record)
+        async with backends_of(target_client, draft_client) as backends:
+            completion = await completed(backends, request, record=record, copy_files=copy_files)
     assert completion.error is None
     assert completion.token_ids == expected.token_ids
     assert num_copies == (2 if refuses == "both" else 1)
@@ -133,42 +128,9 @@ async def test_a_file_that_can_neither_be_opened_nor_copied_is_an_error(folder: 
         raise MediaError("too large for a message", param="media[0]")
 
     request = _about(_file(folder / "clip.mp4"))
-    record = AnswerRecord(policy="vpsd", received_ns=time.monotonic_ns())
-    async with (
-        serving_target(with_tokenizer(ToyModel())) as (_, target_client),
-        serving_draft(with_tokenizer(ToyModel())) as (_, draft_client),
-    ):
-        completion = await _answer(request, target_client, draft_client, copy_files, record)
+    target, draft = (with_tokenizer(ToyModel()) for _ in range(2))
+    async with serving_pair(target, draft) as clients:
+        async with backends_of(*clients) as backends:
+            completion = await completed(backends, request, copy_files=copy_files)
     assert isinstance(completion.error, MediaError)
     assert completion.record.num_completion_tokens == 0
-
-
-async def _answer(
-    request: OpenRequest,
-    target: TargetClient,
-    draft: DraftClient,
-    copy_files: CopyFiles,
-    record: AnswerRecord,
-) -> Completion:
-    backends = Backends(GatewaySettings(target=(target.address,), draft=(draft.address,)))
-    await backends.start()
-    try:
-        await until(lambda: backends.has_draft)
-        completion = Completion(
-            request,
-            plan=SpeculationPlan("vpsd", 4, 4, Pruning()),
-            pairs=[backends.pair(None)],
-            stops=(),
-            draft_stall_s=60.0,
-            timeout_s=None,
-            record=record,
-            news=asyncio.Event(),
-            copy_files=copy_files,
-        )
-        async with completion:
-            await until(lambda: completion.is_over)
-            error = completion.error
-        completion.error = error
-        return completion
-    finally:
-        await backends.close()

@@ -3,7 +3,6 @@ services, which answer pings and take streams all the while."""
 
 from __future__ import annotations
 
-import asyncio
 import threading
 import time
 from collections.abc import AsyncIterator
@@ -13,22 +12,17 @@ from unittest.mock import Mock
 import pytest
 
 from gateway.answer.completion import Completion
-from gateway.answer.plan import SpeculationPlan
-from gateway.answer.report import AnswerRecord, Timeline
-from gateway.common.config import GatewaySettings
 from gateway.pairs.backends import Backends
 from hippo.metrics.gateway import DraftLoss
 from hippo.models.interface.base import StepPlan
 from hippo.speculation.coordinator import Action, Coordinator
-from hippo.types import Block, Pruning
+from hippo.types import Block
 from tests.support.models.toy_model import ToyModel
+from tests.support.running.gateways import backends_of, completed
 from tests.support.running.services import (
-    no_files,
-    serving_draft,
-    serving_target,
+    serving_pair,
     target_only,
     toy_request,
-    until,
     with_tokenizer,
 )
 
@@ -60,54 +54,31 @@ class HangingDraft(ToyModel):
         assert self.free.wait(100)
 
 
-def slow_target(step_s: float) -> ToyModel:
-    """Slower than the draft, which gets as far ahead as it may go."""
-    model = with_tokenizer(ToyModel())
-    model.on_forward = lambda plan: time.sleep(step_s)
-    return model
-
-
 @asynccontextmanager
 async def pair(
     draft: HangingDraft, *, step_s: float = 0.01
 ) -> AsyncIterator[tuple[Backends, list[int]]]:
-    """What the gateway has behind it, and the answer of the target alone."""
-    async with (
-        serving_target(slow_target(step_s)) as (_, target_client),
-        serving_draft(draft) as (_, draft_client),
-    ):
+    """What the gateway has behind it, and the answer of the target alone; the target is slower than
+    the draft, which gets as far ahead as it may go."""
+    target = with_tokenizer(ToyModel())
+    target.on_forward = lambda plan: time.sleep(step_s)
+    async with serving_pair(target, draft) as (target_client, draft_client):
         expected = await target_only(target_client, REQUEST)
-        backends = Backends(
-            GatewaySettings(target=(target_client.address,), draft=(draft_client.address,))
-        )
-        await backends.start()
-        try:
-            await until(lambda: backends.has_draft)
-            yield backends, expected.token_ids
-        finally:
-            draft.free.set()
-            await backends.close()
+        async with backends_of(target_client, draft_client) as backends:
+            try:
+                yield backends, expected.token_ids
+            finally:
+                draft.free.set()
 
 
 async def answer(
     backends: Backends, policy: str, *, max_draft_tokens: int = 4, stall_s: float = STALL_S
 ) -> Completion:
-    record = AnswerRecord(policy=policy, received_ns=time.monotonic_ns(), timeline=Timeline())
-    completion = Completion(
-        REQUEST,
-        plan=SpeculationPlan(policy, 4, max_draft_tokens, Pruning()),
-        pairs=[backends.pair(None)],
-        stops=(),
-        draft_stall_s=stall_s,
-        timeout_s=None,
-        record=record,
-        news=asyncio.Event(),
-        copy_files=no_files,
+    found = await completed(
+        backends, REQUEST, policy, max_draft_tokens=max_draft_tokens, stall_s=stall_s
     )
-    async with completion:
-        await until(lambda: completion.is_over)
-        assert completion.error is None
-    return completion
+    assert found.error is None
+    return found
 
 
 def num_long_waits(completion: Completion) -> int:

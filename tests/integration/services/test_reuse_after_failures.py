@@ -33,38 +33,55 @@ DRAFTS = Pace(StepLimits(0, 4, 0), StepLimits(0, 4, 0), max_ahead=8, block_size=
 SAMPLED = SamplingParams(temperature=0.8, seed=7)
 
 
-@pytest.mark.parametrize("num_pieces", [1, 2, 3])
-async def test_a_prefill_that_is_left_keeps_only_what_it_took_over(num_pieces: int) -> None:
+@pytest.mark.parametrize("num_pieces", [1, 2, 3])  # before the tap of the scores and behind it
+@pytest.mark.parametrize(
+    ("pruning", "num_shared"),
+    [(UNPRUNED, 16 + len("who ")), (Pruning(PruningStrategy.HOLISTIC, 0.5), 16)],
+    ids=["unpruned", "scored"],
+)
+async def test_a_prefill_that_is_left_ends_and_keeps_only_what_it_took_over(
+    pruning: Pruning, num_shared: int, num_pieces: int
+) -> None:
     model = ToyModel(num_slots=1)
     async with serving_target(model) as (service, client):
-        first = toy_request("who is it?", pruning=UNPRUNED)
+        first = toy_request("who is it?", pruning=pruning)
         expected = await target_only(client, first)
+        engine = backend_of(service).engine
+        num_prefills = engine.counters.num_prefills
         gate = Gate(num_pieces)
         model.on_piece = gate
-        async with client.verify(toy_request("who was it?", pruning=UNPRUNED)):
+        async with client.verify(toy_request("who was it?", pruning=pruning)):
             await until(gate.has_arrived.is_set)
+        await until(lambda: service.num_streams == 0)
         gate.open()
+        await until_free(service)
+        assert not engine._sequences
+        assert engine.counters.num_prefills == num_prefills
         model.on_piece = lambda _: None
         again = await target_only(client, first)
         assert again.token_ids == expected.token_ids
-        assert backend_of(service).engine.counters.num_failed == 0
-    num_shared = 16 + len("who ")
+        assert engine.counters.num_failed == 0
     assert model.reused[-2:] == [num_shared, num_shared]
 
 
-async def test_a_sequence_that_is_left_in_a_forward_keeps_what_was_settled_before() -> None:
+async def test_a_sequence_left_in_a_forward_ends_and_keeps_what_was_settled_before() -> None:
     model = ToyModel(num_slots=1)
     async with serving_target(model) as (service, client):
         request = toy_request(pruning=UNPRUNED, end_token_ids=())
         expected = await target_only(client, request)
+        counters = backend_of(service).engine.counters
+        num_forwards = counters.num_forwards
         gate = Gate(9)
         model.on_forward = gate
-        async with client.verify(toy_request(pruning=UNPRUNED, end_token_ids=())):
+        async with client.verify(request):
             await until(gate.has_arrived.is_set)
+        await until(lambda: service.num_streams == 0)
         gate.open()
+        await until_free(service)
+        assert counters.num_forwards == num_forwards + 9
         model.on_forward = lambda _: None
         assert (await target_only(client, request)).token_ids == expected.token_ids
-        assert backend_of(service).engine.counters.num_failed == 0
+        assert counters.num_failed == 0
 
 
 async def test_a_failed_sequence_leaves_an_empty_slot() -> None:

@@ -13,7 +13,7 @@ from hippo.types import OpenRequest, SamplingParams
 from tests.support.models.toy_model import ToyModel
 from tests.support.running.services import (
     relay,
-    serving_draft,
+    serving_pair,
     serving_target,
     target_only,
     toy_request,
@@ -49,10 +49,8 @@ async def test_sequences_of_all_lengths_together_equal_each_alone(
     policies: tuple[str, ...], noise: float
 ) -> None:
     model = UnhurriedModel(num_slots=NUM_SEQUENCES)
-    async with (
-        serving_target(model) as (_, target_client),
-        serving_draft(ToyModel(num_slots=NUM_SEQUENCES, noise=noise)) as (_, draft_client),
-    ):
+    draft = ToyModel(num_slots=NUM_SEQUENCES, noise=noise)
+    async with serving_pair(model, draft) as (target_client, draft_client):
         alone = [(await target_only(target_client, one)).token_ids for one in requests()]
         model.plans.clear()
         together = await asyncio.gather(

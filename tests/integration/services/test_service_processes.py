@@ -11,14 +11,15 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from hippo.errors import HippoError
 from hippo.rpc.client import DraftClient, TargetClient
-from hippo.types import ChatMessage, Pace, TextPart
+from hippo.types import Pace
 from services.target.__main__ import main as target_main
-from tests.support.running.services import target_only, toy_request
+from tests.support.running.services import ready_client, target_only, text_request
 from tests.support.running.zygote import ForkedProcess, Zygote
 
 ROOT = Path(__file__).parents[3]
@@ -67,9 +68,8 @@ def test_a_service_starts_serves_and_stops_in_good_order_on_sigterm(
         port = _port(child, tmp_path / "port")
 
         async def use() -> None:
-            client = (DraftClient if service == "draft" else TargetClient)(f"127.0.0.1:{port}")
-            try:
-                await client.wait_ready(90)
+            make: Any = DraftClient if service == "draft" else TargetClient
+            async with ready_client(make, port) as client:
                 info = await client.get_model()
                 assert (info.name, info.num_slots, info.max_context_length) == ("tiny", 1, 256)
                 threads = Path(f"/proc/{child.pid}/task").iterdir()
@@ -77,10 +77,7 @@ def test_a_service_starts_serves_and_stops_in_good_order_on_sigterm(
                     frozenset({core})
                 }
                 if isinstance(client, TargetClient):
-                    request = toy_request(media=(), messages=_text_only(), max_tokens=5)
-                    assert (await target_only(client, request)).token_ids
-            finally:
-                await client.close()
+                    assert (await target_only(client, text_request(max_tokens=5))).token_ids
 
         asyncio.run(use())
         child.send_signal(signal.SIGTERM)
@@ -122,13 +119,7 @@ def test_a_device_that_fails_ends_the_service_when_its_answers_have_got_the_erro
     flags = ("--model", str(target_checkpoint), "--port", "0", "--port-file", f"{tmp_path}/port")
     small = ("--slots", "2", "--max-context-length", "512", "--num-threads", "1")
     failure_file = tmp_path / "failed"
-    request = toy_request(
-        media=(),
-        messages=_text_only(),
-        max_tokens=400,
-        end_token_ids=(),
-        pace=Pace(max_ahead=1),
-    )
+    request = text_request(max_tokens=400, end_token_ids=(), pace=Pace(max_ahead=1))
 
     async def verify(client: TargetClient, begun: asyncio.Semaphore) -> None:
         async with client.verify(request) as stream:
@@ -136,9 +127,7 @@ def test_a_device_that_fails_ends_the_service_when_its_answers_have_got_the_erro
                 begun.release()
 
     async def use(port: int) -> list[str]:
-        client = TargetClient(f"127.0.0.1:{port}")
-        try:
-            await client.wait_ready(90)
+        async with ready_client(TargetClient, port) as client:
             begun = [asyncio.Semaphore(0), asyncio.Semaphore(0)]
             answers = [asyncio.create_task(verify(client, one)) for one in begun]
             for one in begun:
@@ -147,8 +136,6 @@ def test_a_device_that_fails_ends_the_service_when_its_answers_have_got_the_erro
             ends = await asyncio.gather(*answers, return_exceptions=True)
             assert all(isinstance(end, HippoError) for end in ends), ends
             return [str(end) for end in ends]
-        finally:
-            await client.close()
 
     arguments = (str(failure_file), *flags, *small)
     with ended(zygote.start("tests.support.running.failing_service", arguments)) as child:
@@ -176,7 +163,3 @@ def test_unsuitable_settings_are_refused_before_anything_is_loaded(
 ) -> None:
     assert target_main(flags, {}) == 2
     assert words in capsys.readouterr().err
-
-
-def _text_only() -> tuple[ChatMessage, ...]:
-    return (ChatMessage("user", (TextPart("hello"),)),)

@@ -1,4 +1,4 @@
-"""Slots of the services: who leaves or is over its time keeps none, and a full queue refuses."""
+"""Slots of the services: who is over its time keeps none, and a full queue refuses."""
 
 from __future__ import annotations
 
@@ -10,13 +10,11 @@ from hippo.errors import DeadlineError, OverloadedError
 from hippo.types import (
     Pace,
     PromptInfo,
-    Pruning,
-    PruningStrategy,
     StepLimits,
-    Verdict,
 )
 from tests.support.models.toy_model import ToyModel
 from tests.support.running.gate import Gate
+from tests.support.running.gateways import CHAT, serving_toys, toy_chat
 from tests.support.running.services import (
     backend_of,
     serving_draft,
@@ -28,60 +26,21 @@ from tests.support.running.services import (
 )
 
 
-@pytest.mark.parametrize("num_pieces", [1, 3])  # before the tap of the scores and behind it
-async def test_cancelling_in_the_prefill_frees_the_slot(num_pieces: int) -> None:
-    model = ToyModel()
-    async with serving_target(model) as (service, client):
-        gate = Gate(num_pieces)
-        model.on_piece = gate
-        request = toy_request(pruning=Pruning(PruningStrategy.HOLISTIC, 0.5))
-        async with client.verify(request) as stream:
-            assert isinstance(await anext(stream), PromptInfo)
-            await until(gate.has_arrived.is_set)
-            assert backend_of(service).slots.num_used == 1
-        await until(lambda: service.num_streams == 0)
-        gate.open()
-        await until_free(service)
-        assert backend_of(service).engine.counters.num_prefills == 0
-        assert not backend_of(service).engine._sequences
-
-
-async def test_cancelling_while_decoding_frees_the_slot() -> None:
-    model = ToyModel()
-    async with serving_target(model) as (service, client):
-        gate = Gate()
-        num_forwards = backend_of(service).engine.counters.num_forwards
-        model.on_forward = lambda plan: gate(plan) if plan.sequences[0].start_index == 5 else None
-        async with client.verify(toy_request(end_token_ids=())) as stream:
-            async for message in stream:
-                if isinstance(message, Verdict) and message.start_index == 3:
-                    break
-            await until(gate.has_arrived.is_set)
-        await until(lambda: service.num_streams == 0)
-        gate.open()
-        await until_free(service)
-        assert backend_of(service).engine.counters.num_forwards == num_forwards + 6
-
-
-async def test_with_slots_and_queue_full_the_target_refuses_and_the_queue_moves_on() -> None:
+async def test_more_requests_than_slots_and_queue_are_turned_away_and_the_queue_moves_on() -> None:
     model = ToyModel(num_slots=1)
-    request = toy_request(max_tokens=4, end_token_ids=())
-    async with serving_target(model, max_waiting=1) as (service, client):
-        gate = Gate()
+    gate = Gate()
+    async with serving_toys(model, max_waiting=1) as http:
         model.on_piece = gate
-        async with client.verify(request) as running:
-            assert isinstance(await anext(running), PromptInfo)
-            queued = asyncio.create_task(target_only(client, request))
-            await until(lambda: backend_of(service).slots.num_waiting == 1)
-
-            with pytest.raises(OverloadedError, match="all 1 slots are taken, and 1 of 1 places"):
-                await target_only(client, request)
-
-            gate.open()
-            async for _ in running:
-                pass
-        assert len((await queued).token_ids) == 4
-        assert backend_of(service).slots.num_waiting == 0
+        asking = [asyncio.create_task(http.post(CHAT, json=toy_chat())) for _ in range(3)]
+        (first,), others = await asyncio.wait(asking, return_when=asyncio.FIRST_COMPLETED)
+        refused = first.result()
+        gate.open()
+        answers = await asyncio.gather(*others)
+    assert refused.status_code == 429
+    assert refused.json()["error"]["code"] == "overloaded"
+    assert "all 1 slots are taken, and 1 of 1 places" in refused.json()["error"]["message"]
+    assert 1 <= int(refused.headers["retry-after"]) <= 60
+    assert [answer.status_code for answer in answers] == [200, 200]
 
 
 async def test_a_sequence_over_its_time_is_ended_and_its_slot_free() -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import dataclasses
-from itertools import pairwise
 from typing import Any
 
 import grpc
@@ -16,7 +15,6 @@ from hippo.models.interface.base import StepPlan
 from hippo.types import (
     Block,
     ChatMessage,
-    Commit,
     FinishReason,
     Media,
     MediaKind,
@@ -28,7 +26,6 @@ from hippo.types import (
     Selection,
     StepLimits,
     TextPart,
-    Timing,
     Verdict,
 )
 from hippo.v1 import target_pb2_grpc
@@ -39,6 +36,7 @@ from tests.support.running.services import (
     backend_of,
     relay,
     serving_draft,
+    serving_pair,
     serving_target,
     target_only,
     toy_request,
@@ -48,58 +46,39 @@ from tests.support.running.services import (
 )
 
 SAMPLED = SamplingParams(temperature=0.8, seed=7, presence_penalty=0.5, repetition_penalty=1.2)
-DRAFTS = Pace(StepLimits(0, 4, 0), StepLimits(0, 4, 0), max_ahead=8, block_size=2)
 
 
 @pytest.mark.parametrize("sampling", [SamplingParams(), SAMPLED], ids=["greedy", "sampled"])
 @pytest.mark.parametrize("policy", POLICIES)
-async def test_a_relayed_answer_equals_the_target_only_one(
-    policy: str, sampling: SamplingParams
-) -> None:
-    request = toy_request(sampling=sampling, end_token_ids=())
-    target, draft = ToyModel(), ToyModel(noise=0.4)
-    async with (
-        serving_target(target) as (target_service, target_client),
-        serving_draft(draft) as (draft_service, draft_client),
-    ):
-        alone = await target_only(target_client, request)
-        relayed = await relay(draft_client, target_client, request, policy)
-
-        await until_free(target_service)
-        await until_free(draft_service)
-
-    assert len(alone.token_ids) == request.max_tokens
-    assert relayed.token_ids == alone.token_ids
-    if policy != "adaptive":  # which may find that a toy draft is not worth its while
-        assert (len(relayed.verdicts) == len(alone.verdicts)) == (policy == "off")
-    assert target.threads == draft.threads == {"device"}
-
-
-@pytest.mark.parametrize("sampling", [SamplingParams(), SAMPLED], ids=["greedy", "sampled"])
-@pytest.mark.parametrize("policy", POLICIES)
-async def test_a_default_limit_gives_way_to_the_context_and_changes_no_token(
+async def test_a_relayed_answer_equals_the_target_only_one_and_a_default_limit_changes_no_token(
     policy: str, sampling: SamplingParams
 ) -> None:
     context = 29 + 31  # the prompt, and what is left
     asked = toy_request(sampling=sampling, end_token_ids=(), max_tokens=31)
     open_ended = dataclasses.replace(asked, max_tokens=50, is_max_tokens_default=True)
+    target = ToyModel(max_context_length=context)
+    draft = ToyModel(max_context_length=context, noise=0.4)
     async with (
-        serving_target(ToyModel(max_context_length=context)) as (_, target_client),
-        serving_draft(ToyModel(max_context_length=context, noise=0.4)) as (_, draft_client),
+        serving_target(target) as (target_service, target_client),
+        serving_draft(draft) as (draft_service, draft_client),
     ):
         expected = await target_only(target_client, asked)
         alone = await target_only(target_client, open_ended)
         relayed = await relay(draft_client, target_client, open_ended, policy)
         with pytest.raises(ContextLengthError, match="max_tokens is 50"):
             await target_only(target_client, dataclasses.replace(asked, max_tokens=50))
+        await until_free(target_service)
+        await until_free(draft_service)
 
     assert len(expected.token_ids) == 31
     assert alone.token_ids == relayed.token_ids == expected.token_ids
     assert alone.verdicts[-1].finish_reason is FinishReason.LENGTH
     assert relayed.verdicts[-1].finish_reason is FinishReason.LENGTH
     if policy != "adaptive":  # which may find that a toy draft is not worth its while
+        assert (len(relayed.verdicts) == len(alone.verdicts)) == (policy == "off")
         assert bool(relayed.blocks) == (policy != "off")
     assert all(block.start_index + len(block.token_ids) < 31 for block in relayed.blocks)
+    assert target.threads == draft.threads == {"device"}
 
 
 async def test_the_target_tells_prompt_selection_and_verdicts_with_their_times() -> None:
@@ -109,25 +88,17 @@ async def test_the_target_tells_prompt_selection_and_verdicts_with_their_times()
             messages = [message async for message in stream]
 
     prompt, selection, *verdicts = messages
-    assert isinstance(prompt, PromptInfo)
-    assert (prompt.num_prompt_tokens, prompt.num_visual_tokens) == (16 + len("what happens?"), 16)
-    assert prompt.preprocess_ns > 0
+    num_rows = 16 + len("what happens?")
+    assert isinstance(prompt, PromptInfo) and prompt.preprocess_ns > 0
+    assert (prompt.num_prompt_tokens, prompt.num_visual_tokens) == (num_rows, 16)
     assert isinstance(selection, Selection)
-    assert selection.num_visual_tokens == 16
-    assert len(selection.kept_indices) == 8
-    assert [verdict.start_index for verdict in verdicts if isinstance(verdict, Verdict)] == [
-        0, 1, 2, 3, 4,
-    ]  # fmt: skip
-    last = verdicts[-1]
-    assert isinstance(last, Verdict)
-    assert last.finish_reason is FinishReason.LENGTH
-    first = verdicts[0]
-    assert isinstance(first, Verdict)
-    assert first.timing.num_rows == prompt.num_prompt_tokens
-    assert first.timing.forward_ns > 0
-    assert last.timing.num_rows == 1
-    assert last.timing.context_length == prompt.num_prompt_tokens + 3
-    assert last.timing.forward_ns > 0
+    assert (len(selection.kept_indices), selection.num_visual_tokens) == (8, 16)
+    told = [verdict for verdict in verdicts if isinstance(verdict, Verdict)]
+    assert [verdict.start_index for verdict in told] == [0, 1, 2, 3, 4]
+    assert told[-1].finish_reason is FinishReason.LENGTH
+    first, last = told[0].timing, told[-1].timing
+    assert (first.num_rows, last.num_rows, last.context_length) == (num_rows, 1, num_rows + 3)
+    assert first.forward_ns > 0 and last.forward_ns > 0
 
 
 @pytest.mark.parametrize(
@@ -144,61 +115,11 @@ async def test_the_draft_prefills_on_the_selected_visual_tokens(
 ) -> None:
     draft = ToyModel()
     request = toy_request(pruning=pruning, max_tokens=8)
-    async with (
-        serving_target(ToyModel()) as (_, target_client),
-        serving_draft(draft) as (_, draft_client),
-    ):
+    async with serving_pair(ToyModel(), draft) as (target_client, draft_client):
         draft.kept.clear()
         await relay(draft_client, target_client, request, "vpsd")
 
     assert draft.kept == [num_kept]
-
-
-async def test_the_draft_proposes_while_nobody_commits_and_stops_at_its_limit() -> None:
-    request = toy_request(pace=DRAFTS, end_token_ids=())
-    async with serving_draft(ToyModel()) as (service, client):
-        async with client.draft(request) as stream:
-            assert isinstance(await anext(stream), PromptInfo)
-            await stream.send_message(Selection(tuple(range(16)), 16))
-            assert isinstance(await anext(stream), Timing)
-            blocks = [block async for block in _until_exhausted(stream)]
-            drafted = [token_id for block in blocks for token_id in block.token_ids]
-            assert len(drafted) == 8
-            for earlier, later in pairwise(blocks):
-                assert later.start_index == earlier.start_index + len(earlier.token_ids)
-            assert all(block.step_ns > 0 for block in blocks[1:])
-
-            await stream.send_message(Commit(0, 0, tuple(drafted[:3])))
-            following = await anext(stream)
-            assert isinstance(following, Block)
-            assert following.start_index == 8
-        await until_free(service)
-
-
-async def test_a_draft_that_joins_in_mid_answer_goes_on_where_the_target_is() -> None:
-    request = toy_request(pace=DRAFTS, end_token_ids=())
-    async with (
-        serving_target(ToyModel()) as (_, target_client),
-        serving_draft(ToyModel()) as (_, draft_client),
-    ):
-        alone = (await target_only(target_client, request)).token_ids
-        joining = dataclasses.replace(request, committed_ids=tuple(alone[:20]), epoch=3)
-        async with draft_client.draft(joining) as stream:
-            await stream.send_message(Selection(tuple(range(16)), 16))
-            found = [message async for message in _until_exhausted(stream)]
-
-    drafted = [token_id for block in found for token_id in block.token_ids]
-    assert found[0].start_index == 20
-    assert found[0].epoch == 3
-    assert drafted == alone[20 : 20 + len(drafted)]
-
-
-async def _until_exhausted(stream: Any) -> Any:
-    async for message in stream:
-        if isinstance(message, Block):
-            yield message
-            if message.is_exhausted:
-                return
 
 
 @pytest.mark.parametrize("wait_ns", [10**15, 2**64 - 1])

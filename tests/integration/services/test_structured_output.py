@@ -9,6 +9,7 @@ import math
 import random
 import re
 import threading
+from typing import Any
 
 import pytest
 from llguidance import grammar_from
@@ -22,7 +23,7 @@ from tests.support.running.services import (
     POLICIES,
     backend_of,
     relay,
-    serving_draft,
+    serving_pair,
     serving_target,
     target_only,
     toy_request,
@@ -47,8 +48,9 @@ JSON = grammar_from("json", json.dumps(SCHEMA))
 REGEXES = ("(ab|abc|x[yz]){5,12}", "[a-h]{3}( [a-h]{3}){2,6}", "(xyz)?a*b{4,9}")
 
 
-def _lettered(model: ToyModel) -> ToyModel:
-    """The model with a tokenizer in which its ids stand for ``TEXTS``."""
+def _lettered(**options: Any) -> ToyModel:
+    """A model with a tokenizer in which its ids stand for ``TEXTS``."""
+    model = ToyModel(**options)
     model._info = dataclasses.replace(model.info, tokenizer_json=letter_tokenizer(TEXTS, SPECIAL))
     return model
 
@@ -62,10 +64,7 @@ def _text(token_ids: list[int]) -> str:
 async def test_with_a_grammar_every_policy_gives_the_targets_own_answer(policy: str) -> None:
     chance = random.Random(policy)
     num_accepted = num_rejected = 0
-    async with (
-        serving_target(_lettered(ToyModel())) as (_, target_client),
-        serving_draft(_lettered(ToyModel(noise=0.3))) as (_, draft_client),
-    ):
+    async with serving_pair(_lettered(), _lettered(noise=0.3)) as (target, draft):
         for grammar in (JSON, *REGEXES):
             request = toy_request(
                 f"question {chance.random()}",
@@ -81,8 +80,8 @@ async def test_with_a_grammar_every_policy_gives_the_targets_own_answer(policy: 
                 num_top_logprobs=chance.choice((None, 2)),
             )
             alone, relayed = await asyncio.gather(
-                target_only(target_client, request),
-                relay(draft_client, target_client, request, policy),
+                target_only(target, request),
+                relay(draft, target, request, policy),
             )
             assert relayed.token_ids == alone.token_ids
             text = _text(alone.token_ids)
@@ -120,7 +119,7 @@ async def test_nobody_waits_for_the_slow_masks_of_another(monkeypatch: pytest.Mo
     may_go_on = _hold_slow_masks(monkeypatch)
     slow = toy_request(sampling=SamplingParams(grammar=JSON), max_tokens=120)
     plain, quick = toy_request(max_tokens=40), dataclasses.replace(slow, request_id="quick")
-    async with serving_target(_lettered(ToyModel(num_slots=2))) as (_, client):
+    async with serving_target(_lettered(num_slots=2)) as (_, client):
         monkeypatch.setattr(TokenMasks, "expected_ns", 0.0)
         expected = await target_only(client, slow)
         monkeypatch.setattr(TokenMasks, "expected_ns", math.inf)
@@ -140,7 +139,7 @@ async def test_an_answer_that_ends_while_its_masks_are_made_leaves_nothing(
     monkeypatch.setattr(TokenMasks, "expected_ns", math.inf)
     may_go_on = _hold_slow_masks(monkeypatch)
     request = toy_request(sampling=SamplingParams(grammar=JSON), max_tokens=120)
-    async with serving_target(_lettered(ToyModel(num_slots=1))) as (service, client):
+    async with serving_target(_lettered(num_slots=1)) as (service, client):
         waiting = asyncio.create_task(target_only(client, request))
         await asyncio.sleep(0.1)
         waiting.cancel()
@@ -154,11 +153,8 @@ async def test_a_draft_of_the_same_model_is_right_by_the_grammar_too() -> None:
     request = toy_request(
         sampling=SamplingParams(temperature=1.0, seed=3, grammar=JSON), max_tokens=120
     )
-    async with (
-        serving_target(_lettered(ToyModel())) as (_, target_client),
-        serving_draft(_lettered(ToyModel())) as (_, draft_client),
-    ):
-        relayed = await relay(draft_client, target_client, request, "vpsd")
+    async with serving_pair(_lettered(), _lettered()) as (target, draft):
+        relayed = await relay(draft, target, request, "vpsd")
     assert json.loads(_text(relayed.token_ids))
     assert relayed.blocks and not any(verdict.is_rejection for verdict in relayed.verdicts)
 
@@ -167,15 +163,12 @@ async def test_a_draft_that_joins_in_mid_answer_follows_the_grammar() -> None:
     request = toy_request(
         sampling=SamplingParams(temperature=1.0, seed=3, grammar=JSON), max_tokens=120
     )
-    async with (
-        serving_target(_lettered(ToyModel())) as (_, target_client),
-        serving_draft(_lettered(ToyModel())) as (_, draft_client),
-    ):
-        alone = await target_only(target_client, request)
+    async with serving_pair(_lettered(), _lettered()) as (target, draft):
+        alone = await target_only(target, request)
         joined = dataclasses.replace(request, committed_ids=tuple(alone.token_ids[:7]))
         drafted: list[int] = []
         pace = dataclasses.replace(request.pace, max_ahead=12, block_size=4)
-        async with draft_client.draft(dataclasses.replace(joined, pace=pace)) as stream:
+        async with draft.draft(dataclasses.replace(joined, pace=pace)) as stream:
             await stream.send_message(Selection(tuple(range(16)), 16))
             async for message in stream:
                 if isinstance(message, Block):
@@ -186,7 +179,7 @@ async def test_a_draft_that_joins_in_mid_answer_follows_the_grammar() -> None:
 
 
 async def test_a_grammar_that_cannot_be_used_ends_only_its_sequence() -> None:
-    async with serving_target(_lettered(ToyModel())) as (service, client):
+    async with serving_target(_lettered()) as (service, client):
         for grammar in (grammar_from("regex", "("), grammar_from("regex", "é")):
             with pytest.raises(InvalidRequestError) as refusal:
                 sampling = SamplingParams(grammar=grammar)

@@ -19,14 +19,11 @@ from hippo.errors import UnavailableError
 from hippo.models.interface.plan import LoadPlan
 from hippo.models.load import load_model
 from hippo.rpc.client import TargetClient
-from hippo.types import ChatMessage, TextPart
 from tests.support.devices.parallel import followers_of
-from tests.support.running.services import serving_target, target_only, toy_request
+from tests.support.running.services import ready_client, serving_target, target_only, text_request
 from tests.support.running.zygote import ForkedProcess, Zygote
 
-TEXT = toy_request(
-    media=(), messages=(ChatMessage("user", (TextPart("hello"),)),), max_tokens=24, end_token_ids=()
-)
+TEXT = text_request(max_tokens=24, end_token_ids=())
 
 
 class Start(Protocol):
@@ -95,12 +92,8 @@ def test_a_service_on_two_ranks_serves_one_ranks_output_and_stops_in_good_order(
             return (await target_only(client, TEXT)).token_ids
 
     async def use(port: int) -> list[int]:
-        client = TargetClient(f"127.0.0.1:{port}")
-        try:
-            await client.wait_ready(90)
+        async with ready_client(TargetClient, port) as client:
             return (await target_only(client, TEXT)).token_ids
-        finally:
-            await client.close()
 
     cores = psutil.Process().cpu_affinity()
     flags = ("--cpu-cores", f"{cores[0]},{cores[-1]}")
@@ -125,18 +118,13 @@ def test_a_follower_that_is_killed_ends_the_service_with_a_clear_message(
     endless = dataclasses.replace(TEXT, max_tokens=450)
 
     async def use(port: int, child: ForkedProcess) -> None:
-        client = TargetClient(f"127.0.0.1:{port}")
-        try:
-            await client.wait_ready(90)
+        async with ready_client(TargetClient, port) as client:
             with pytest.raises(UnavailableError):
                 async with client.verify(endless) as stream:
-                    async for _ in stream:
-                        _follower(child).kill()
-                        break
+                    await anext(aiter(stream))
+                    _follower(child).kill()
                     async for _ in stream:
                         pass
-        finally:
-            await client.close()
 
     with start(target_checkpoint, tmp_path / "port") as child:
         asyncio.run(use(_port(tmp_path / "port"), child))
@@ -155,26 +143,19 @@ def test_followers_end_when_rank_0_ends_for_whatever_reason(
         _wait(lambda: _has_ended(follower))
 
 
-def test_a_follower_that_ends_while_it_loads_ends_the_service(
-    target_checkpoint: Path, tmp_path: Path, start: Start
-) -> None:
-    with start(target_checkpoint, tmp_path / "port") as child:
-        _follower(child).kill()
-        _, log = child.communicate(timeout=60)
-
-    assert child.returncode == 1, log
-    assert "the process of rank 1 was ended by SIGKILL" in log
-    assert "Traceback" not in log
-
-
-def test_sigterm_while_the_ranks_load_leaves_no_process_behind(
-    target_checkpoint: Path, tmp_path: Path, start: Start
+@pytest.mark.parametrize("is_stopped", [True, False], ids=["SIGTERM", "a follower that ends"])
+def test_an_end_while_the_ranks_load_leaves_no_process_behind(
+    is_stopped: bool, target_checkpoint: Path, tmp_path: Path, start: Start
 ) -> None:
     with start(target_checkpoint, tmp_path / "port") as child:
         follower = _follower(child)
-        child.send_signal(signal.SIGTERM)
+        if is_stopped:
+            child.send_signal(signal.SIGTERM)
+        else:
+            follower.kill()
         _, log = child.communicate(timeout=60)
 
-    assert child.returncode == 0, log
+    assert child.returncode == (0 if is_stopped else 1), log
     assert _has_ended(follower)
+    assert is_stopped or "the process of rank 1 was ended by SIGKILL" in log
     assert "Traceback" not in log

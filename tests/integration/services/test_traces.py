@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 import logging
 import socket
 import subprocess
@@ -17,20 +16,19 @@ from typing import Any
 import httpx
 import pytest
 
-from gateway.common.config import GatewaySettings
 from hippo.base.config import SettingsError
 from hippo.base.logs import _TextFormatter
 from hippo.base.tracing import NO_SPAN, current_span, span, start_tracing, stop_tracing
 from hippo.rpc.client import DRAFT_METHOD, VERIFY_METHOD
-from hippo.service.service import EngineService
 from tests.support.models.toy_model import ToyModel
-from tests.support.running.gateways import serving_gateway
-from tests.support.running.services import serving_draft, serving_target, until, with_tokenizer
+from tests.support.running.gateways import CHAT as CHAT_PATH
+from tests.support.running.gateways import serving_toys, toy_chat
+from tests.support.running.services import until
 from tests.support.watching.otlp import ReceivedSpan, Receiver, otlp_receiver
 
 ROOT = Path(__file__).resolve().parents[3]
-CHAT = "POST /v1/chat/completions"
-INTERNAL, SERVER, CLIENT = 1, 2, 3
+CHAT = f"POST {CHAT_PATH}"
+SERVER, CLIENT = 2, 3
 TRACE_ID, CALLER_ID = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
 SAMPLED = {"traceparent": f"00-{TRACE_ID}-{CALLER_ID}-01"}
 
@@ -53,45 +51,26 @@ class Served:
     """A gateway before a toy pair."""
 
     http: httpx.AsyncClient
-    draft: EngineService
     receiver: Receiver
 
-    async def ask(self, **fields: Any) -> httpx.Response:
-        return await self.http.post("/v1/chat/completions", **request(**fields))
+    async def ask(self, headers: dict[str, str] | None = None, **fields: Any) -> httpx.Response:
+        return await self.http.post(CHAT_PATH, json=toy_chat(**fields), headers=headers)
 
-    async def trace(self, trace_id: str | None = None) -> dict[str, list[ReceivedSpan]]:
-        """The spans of a trace, or of the newest, by name, once all of them have ended."""
+    async def trace(self) -> dict[str, list[ReceivedSpan]]:
+        """The spans of the newest trace, by name, once all of them have ended."""
         spans: dict[str, list[ReceivedSpan]] = {}
 
         def is_complete() -> bool:
-            roots = [one for one in self.receiver.spans if one.name == CHAT]
-            if not roots or trace_id not in (None, roots[-1].trace_id):
-                return False
             spans.clear()
-            for one in self.receiver.of_trace(roots[-1].trace_id):
+            roots = [one for one in self.receiver.spans if one.name == CHAT]
+            for one in self.receiver.of_trace(roots[-1].trace_id) if roots else []:
                 spans.setdefault(one.name, []).append(one)
-            kinds = [one.kind for each in (VERIFY_METHOD, DRAFT_METHOD) for one in spans[each]]
-            return kinds.count(CLIENT) == kinds.count(SERVER)
+            methods = [spans.get(each, []) for each in (VERIFY_METHOD, DRAFT_METHOD)]
+            kinds = [one.kind for each in methods for one in each]
+            return bool(roots) and kinds.count(CLIENT) == kinds.count(SERVER)
 
         await until(is_complete)
         return spans
-
-
-def request(headers: dict[str, str] | None = None, **fields: Any) -> dict[str, Any]:
-    url = f"data:video/mp4;base64,{base64.b64encode(b'toy:4').decode()}"
-    content = [
-        {"type": "video_url", "video_url": {"url": url}},
-        {"type": "text", "text": "what happens?"},
-    ]
-    body = {
-        "model": "toy",
-        "messages": [{"role": "user", "content": content}],
-        "temperature": 0,
-        "max_tokens": 40,
-        "ignore_eos": True,
-        "speculative": {"policy": "serial", "pruning": {"min_visual_tokens": 1}},
-    }
-    return {"json": {**body, **fields}, "headers": headers or {}}
 
 
 def slow_model() -> ToyModel:
@@ -101,20 +80,21 @@ def slow_model() -> ToyModel:
     return model
 
 
+def fail_once(model: ToyModel) -> None:
+    def fail(_: Any) -> None:
+        model.on_forward = lambda plan: None
+        raise RuntimeError("a bug")
+
+    model.on_forward = fail
+
+
 @asynccontextmanager
 async def serving(
     receiver: Receiver, *, target: ToyModel | None = None, draft: ToyModel | None = None
 ) -> AsyncIterator[Served]:
-    async with (
-        serving_target(with_tokenizer(target or ToyModel())) as (_, target_client),
-        serving_draft(with_tokenizer(draft or ToyModel(noise=0.3))) as (service, draft_client),
-    ):
-        settings = GatewaySettings(
-            target=(target_client.address,), draft=(draft_client.address,), calibration_share=0
-        )
-        async with serving_gateway(settings) as http:
-            receiver.spans.clear()
-            yield Served(http, service, receiver)
+    async with serving_toys(target, draft) as http:
+        receiver.spans.clear()
+        yield Served(http, receiver)
 
 
 async def test_a_request_is_one_trace_through_gateway_draft_and_target(
@@ -122,28 +102,31 @@ async def test_a_request_is_one_trace_through_gateway_draft_and_target(
 ) -> None:
     async with serving(receiver, target=slow_model()) as served:
         answer = (await served.ask(headers=SAMPLED)).raise_for_status().json()
-        spans = await served.trace(TRACE_ID)
+        spans = await served.trace()
         metrics = await served.http.get(
             "/metrics", headers={"accept": "application/openmetrics-text; version=1.0.0"}
         )
     [chat] = spans[CHAT]
-    assert chat.parent_id == CALLER_ID and chat.kind == SERVER and not chat.is_error
+    assert (chat.trace_id, chat.parent_id) == (TRACE_ID, CALLER_ID)
+    assert chat.kind == SERVER and not chat.is_error
     assert (chat.service, chat.host) == ("hippo-test", socket.gethostname())
     said, facts = chat.attributes, answer["hippo"]
-    assert said["gen_ai.operation.name"] == "chat"
-    assert said["gen_ai.response.id"] == answer["id"]
-    assert said["gen_ai.request.model"] == "toy"
-    assert said["gen_ai.request.max_tokens"] == said["gen_ai.usage.output_tokens"] == 40
-    assert said["gen_ai.request.temperature"] == 0.0
-    assert said["gen_ai.usage.input_tokens"] == answer["usage"]["prompt_tokens"]
-    assert said["gen_ai.response.finish_reasons"] == ["length"]
-    assert said["hippo.policy"] == "serial"
-    assert said["hippo.acceptance_rate"] == pytest.approx(facts["acceptance_rate"], abs=1e-4)
-    assert said["hippo.mean_tokens_per_forward"] == pytest.approx(
-        facts["mean_tokens_per_forward"], abs=1e-4
-    )
-    assert said["http.route"] == "/v1/chat/completions"
-    assert said["http.response.status_code"] == 200
+    expected = {
+        "gen_ai.operation.name": "chat",
+        "gen_ai.response.id": answer["id"],
+        "gen_ai.request.model": "toy",
+        "gen_ai.request.max_tokens": 40,
+        "gen_ai.usage.output_tokens": 40,
+        "gen_ai.request.temperature": 0.0,
+        "gen_ai.usage.input_tokens": answer["usage"]["prompt_tokens"],
+        "gen_ai.response.finish_reasons": ["length"],
+        "hippo.policy": "serial",
+        "hippo.acceptance_rate": pytest.approx(facts["acceptance_rate"], abs=1e-4),
+        "hippo.mean_tokens_per_forward": pytest.approx(facts["mean_tokens_per_forward"], abs=1e-4),
+        "http.route": CHAT_PATH,
+        "http.response.status_code": 200,
+    }
+    assert {name: said[name] for name in expected} == expected
 
     assert {one.parent_id for one in spans["read_media"]} == {chat.span_id}
     for method in (VERIFY_METHOD, DRAFT_METHOD):
@@ -199,10 +182,8 @@ async def test_a_request_without_a_caller_begins_a_trace_and_an_unsampled_one_le
 async def test_an_error_of_the_media_is_on_the_target_and_no_failure_of_the_gateway(
     receiver: Receiver,
 ) -> None:
-    content = [{"type": "video_url", "video_url": {"url": "data:video/mp4;base64,AAAA"}}]
     async with serving(receiver) as served:
-        answer = await served.ask(messages=[{"role": "user", "content": content}])
-        assert answer.status_code == 400
+        assert (await served.ask(video=b"no video")).status_code == 400
         spans = await served.trace()
     [chat] = spans[CHAT]
     assert chat.attributes["error.type"] == "MediaError" and not chat.is_error
@@ -213,12 +194,7 @@ async def test_an_error_of_the_media_is_on_the_target_and_no_failure_of_the_gate
 async def test_a_failure_of_the_target_is_an_error_all_the_way_up(receiver: Receiver) -> None:
     target = ToyModel()
     async with serving(receiver, target=target) as served:
-
-        def fail(_: Any) -> None:
-            target.on_forward = lambda plan: None
-            raise RuntimeError("a bug")
-
-        target.on_forward = fail
+        fail_once(target)
         assert (await served.ask()).status_code == 500
         spans = await served.trace()
     assert spans[CHAT][0].is_error
@@ -228,9 +204,8 @@ async def test_a_failure_of_the_target_is_an_error_all_the_way_up(receiver: Rece
 
 async def test_a_client_that_leaves_ends_all_spans_as_cancelled(receiver: Receiver) -> None:
     async with serving(receiver, target=slow_model()) as served:
-        async with served.http.stream(
-            "POST", "/v1/chat/completions", **request(stream=True, max_tokens=400)
-        ) as response:
+        body = toy_chat(stream=True, max_tokens=400)
+        async with served.http.stream("POST", CHAT_PATH, json=body) as response:
             await anext(response.aiter_lines())
         spans = await served.trace()
     [chat] = spans[CHAT]
@@ -244,12 +219,7 @@ async def test_a_lost_draft_is_an_event_of_the_request_and_an_error_of_its_strea
 ) -> None:
     draft = ToyModel(noise=0.3)
     async with serving(receiver, target=slow_model(), draft=draft) as served:
-
-        def fail(_: Any) -> None:
-            draft.on_forward = lambda plan: None
-            raise RuntimeError("a bug")
-
-        draft.on_forward = fail
+        fail_once(draft)
         answer = (await served.ask()).raise_for_status().json()
         spans = await served.trace()
     [chat] = spans[CHAT]

@@ -1,8 +1,10 @@
-"""Gateways in this process."""
+"""Gateways in this process, and what they are asked about toy models."""
 
 from __future__ import annotations
 
 import asyncio
+import base64
+import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, nullcontext
 from typing import Any
@@ -12,10 +14,26 @@ import uvicorn
 from fastapi import FastAPI
 from starlette.types import ASGIApp
 
+from gateway.answer.completion import Completion
+from gateway.answer.plan import SpeculationPlan
+from gateway.answer.report import AnswerRecord, Timeline
+from gateway.answer.streams import CopyFiles
 from gateway.api.schemas import ChatCompletionRequest
 from gateway.app import create_app
 from gateway.common.config import GatewaySettings
+from gateway.pairs.backends import Backends
 from gateway.server import _bind
+from hippo.rpc.client import DraftClient, TargetClient
+from hippo.types import OpenRequest, Pruning
+from tests.support.models.toy_model import ToyModel
+from tests.support.running.services import (
+    no_files,
+    serving_pair,
+    until,
+    with_tokenizer,
+)
+
+CHAT = "/v1/chat/completions"
 
 
 def chat_request(**fields: Any) -> ChatCompletionRequest:
@@ -62,3 +80,76 @@ async def client_of(app: ASGIApp, **headers: str) -> AsyncIterator[httpx.AsyncCl
     async with asyncio.timeout(30), life, client as http:
         http.headers.update(headers)
         yield http
+
+
+@asynccontextmanager
+async def serving_toys(
+    target: ToyModel | None = None, draft: ToyModel | None = None, *, max_waiting: int = 4
+) -> AsyncIterator[httpx.AsyncClient]:
+    """Yields a client of a gateway before a toy pair."""
+    pair = (with_tokenizer(target or ToyModel()), with_tokenizer(draft or ToyModel(noise=0.3)))
+    async with serving_pair(*pair, max_waiting=max_waiting) as clients:
+        target_address, draft_address = ((client.address,) for client in clients)
+        settings = GatewaySettings(target=target_address, draft=draft_address, calibration_share=0)
+        async with serving_gateway(settings) as http:
+            yield http
+
+
+def toy_chat(video: bytes = b"toy:4", **fields: Any) -> dict[str, Any]:
+    """A question about a toy video; its answer has as many tokens as it may have."""
+    url = f"data:video/mp4;base64,{base64.b64encode(video).decode()}"
+    content = [
+        {"type": "video_url", "video_url": {"url": url}},
+        {"type": "text", "text": "what happens?"},
+    ]
+    body = {
+        "model": "toy",
+        "messages": [{"role": "user", "content": content}],
+        "temperature": 0,
+        "max_tokens": 40,
+        "ignore_eos": True,
+        "speculative": {"policy": "serial", "pruning": {"min_visual_tokens": 1}},
+    }
+    return {**body, **fields}
+
+
+@asynccontextmanager
+async def backends_of(target: TargetClient, draft: DraftClient) -> AsyncIterator[Backends]:
+    """What a gateway has behind it, once its draft is ready."""
+    backends = Backends(GatewaySettings(target=(target.address,), draft=(draft.address,)))
+    await backends.start()
+    try:
+        await until(lambda: backends.has_draft)
+        yield backends
+    finally:
+        await backends.close()
+
+
+async def completed(
+    backends: Backends,
+    request: OpenRequest,
+    policy: str = "vpsd",
+    *,
+    max_draft_tokens: int = 4,
+    stall_s: float = 60.0,
+    record: AnswerRecord | None = None,
+    copy_files: CopyFiles = no_files,
+) -> Completion:
+    """The gateway's part of an answer, run to its end."""
+    completion = Completion(
+        request,
+        plan=SpeculationPlan(policy, 4, max_draft_tokens, Pruning()),
+        pairs=[backends.pair(None)],
+        stops=(),
+        draft_stall_s=stall_s,
+        timeout_s=None,
+        record=record
+        or AnswerRecord(policy=policy, received_ns=time.monotonic_ns(), timeline=Timeline()),
+        news=asyncio.Event(),
+        copy_files=copy_files,
+    )
+    async with completion:
+        await until(lambda: completion.is_over)
+        error = completion.error
+    completion.error = error
+    return completion

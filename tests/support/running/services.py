@@ -119,6 +119,17 @@ def serving_target(
     return _serving(build_target(**changes), TargetClient, model, decoder)
 
 
+@asynccontextmanager
+async def serving_pair(
+    target: VideoLanguageModel, draft: VideoLanguageModel, *, max_waiting: int = 4
+) -> AsyncIterator[tuple[TargetClient, DraftClient]]:
+    async with (
+        serving_target(target, max_waiting=max_waiting) as (_, target_client),
+        serving_draft(draft) as (_, draft_client),
+    ):
+        yield target_client, draft_client
+
+
 def toy_request(text: str = "what happens?", **changes: Any) -> OpenRequest:
     """A question about a toy video of four frames: 16 visual tokens."""
     values: dict[str, Any] = {
@@ -132,6 +143,23 @@ def toy_request(text: str = "what happens?", **changes: Any) -> OpenRequest:
         "end_token_ids": (1,),
     }
     return OpenRequest(**(values | changes))
+
+
+def text_request(**changes: Any) -> OpenRequest:
+    """A request without media, which any model can answer."""
+    messages = (ChatMessage("user", (TextPart("hello"),)),)
+    return toy_request(**({"media": (), "messages": messages} | changes))
+
+
+@asynccontextmanager
+async def ready_client(make_client: Callable[[str], ClientT], port: int) -> AsyncIterator[ClientT]:
+    """A client of a service in another process, which may be loading its model."""
+    client = make_client(f"127.0.0.1:{port}")
+    try:
+        await client.wait_ready(90)
+        yield client
+    finally:
+        await client.close()
 
 
 @dataclass

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from hippo.engine.fairness import PrefillShare, prefill_budget_ns
@@ -11,49 +11,33 @@ from hippo.engine.fairness import PrefillShare, prefill_budget_ns
 FORWARD_NS = 10_000_000
 
 
-def budget(
-    num_waiting: int,
-    num_running: int,
-    tokens_each: float = 1.0,
-    *,
-    delays_others: bool = False,
-) -> float:
-    return prefill_budget_ns(
+@pytest.mark.parametrize(
+    ("num_waiting", "num_running", "tokens_each", "delays_others", "num_forwards"),
+    [
+        (1, 8, 1, False, 0.5),  # a single prefill takes little from many running sequences
+        (1, 1, 1, False, 2),  # no sequence is held up for longer than two of its forwards
+        (31, 1, 1, False, 2),
+        (1, 8, 3, False, 1.5),  # forwards that give many tokens leave more time for prefills
+        (7, 1, 3, False, 6),
+        (7, 1, 20, False, 8),  # a forward counts as four at most, and as one at least
+        (7, 1, 0, False, 2),
+        (7, 1, 4, True, 2 / 3),  # prefills take two thirds of a forward from other clients
+        (1, 8, 1, True, 0.5),
+    ],
+)
+def test_a_prefills_budget_in_forwards(
+    num_waiting: int, num_running: int, tokens_each: float, delays_others: bool, num_forwards: float
+) -> None:
+    budget_ns = prefill_budget_ns(
         num_waiting=num_waiting,
         num_running=num_running,
         forward_ns=FORWARD_NS,
         tokens_each=tokens_each,
         delays_others=delays_others,
     )
+    assert budget_ns == pytest.approx(num_forwards * FORWARD_NS)
 
 
-def test_a_single_prefill_takes_little_from_many_running_sequences() -> None:
-    assert budget(1, 8) == pytest.approx(FORWARD_NS / 2)
-
-
-@pytest.mark.parametrize("num_waiting", [1, 7, 31])
-def test_no_running_sequence_is_held_up_for_longer_than_two_of_its_forwards(
-    num_waiting: int,
-) -> None:
-    assert budget(num_waiting, 1) == 2 * FORWARD_NS
-
-
-def test_forwards_that_give_many_tokens_leave_more_time_for_prefills() -> None:
-    assert budget(1, 8, tokens_each=3) == pytest.approx(3 * budget(1, 8))
-    assert budget(7, 1, tokens_each=3) == 6 * FORWARD_NS
-
-
-def test_a_forward_counts_as_four_at_most_and_as_one_at_least() -> None:
-    assert budget(7, 1, tokens_each=20) == 8 * FORWARD_NS
-    assert budget(7, 1, tokens_each=0) == 2 * FORWARD_NS
-
-
-def test_prefills_take_two_thirds_of_a_forward_from_other_clients() -> None:
-    assert budget(7, 1, tokens_each=4, delays_others=True) == pytest.approx(2 / 3 * FORWARD_NS)
-    assert budget(1, 8, delays_others=True) == pytest.approx(FORWARD_NS / 2)
-
-
-@settings(max_examples=200)
 @given(
     pieces_ns=st.lists(st.integers(FORWARD_NS // 4, 50 * FORWARD_NS), min_size=300, max_size=300),
     forwards_ns=st.lists(st.integers(FORWARD_NS // 10, FORWARD_NS), min_size=50, max_size=50),

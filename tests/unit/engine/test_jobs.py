@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 import weakref
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 
@@ -12,20 +13,31 @@ from hippo.engine.jobs import Jobs
 from hippo.engine.sequence import EngineSequence, Job
 from hippo.engine.slots import SlotPool
 from hippo.engine.stats import EngineCounters
+from hippo.speculation.policies import vpsd_pace
 from hippo.speculation.sharpness import SharpnessByTemperature
 from services.draft.room import FeatureRoom
 from services.draft.sequence import DraftSequence
 from tests.support.running.services import toy_request
 
 
-def sequence(client: str = "") -> EngineSequence:
+def sequence(client: str = "", **changes: Any) -> DraftSequence:
     return DraftSequence(
-        toy_request(client=client),
+        toy_request(client=client, **changes),
         SlotPool(1, max_waiting=0),
-        max_guessed=0,
+        max_guessed=2,
         room=FeatureRoom(),
         sharpnesses=SharpnessByTemperature(),
     )
+
+
+@pytest.mark.parametrize("without_guesses", [False, True])
+def test_a_draft_guesses_unless_the_request_says_otherwise(without_guesses: bool) -> None:
+    settled = (11, 12, 13, 14, 11, 12, 13)
+    one = sequence(committed_ids=settled, pace=vpsd_pace(5), without_guesses=without_guesses)
+    one.drafter.begin(14)
+    step = one.drafter.next_step()
+    assert step is not None
+    assert step.guess == (() if without_guesses else (14, 11))
 
 
 class Recorder:

@@ -37,10 +37,23 @@ def pool_of(*contents: CachedRows) -> SlotPool:
     return pool
 
 
-def test_the_free_slot_with_the_longest_common_beginning_is_taken() -> None:
-    pool = pool_of(text(1, 2, 9, 9), text(1, 2, 3, 9), text(1, 9, 9, 9))
-    _, index, num_held = use(pool, text(1, 2, 3, 4))
-    assert (index, num_held) == (1, 4)
+LONG = (1, 2, *range(10, 30))
+
+
+@pytest.mark.parametrize(
+    ("contents", "asked", "expected"),
+    [
+        ([(1, 2, 9, 9), (1, 2, 3, 9), (1, 9, 9, 9)], (1, 2, 3, 4), 1),  # the longest beginning
+        ([(5, 5), (1, 2), (1, 2)], (1, 2, 3), 1),  # of equal ones the least recently used
+        ([(), LONG], (1, 2, 3), 0),  # what is little of LONG does not cost the rest of it
+        ([(), LONG], LONG[:12], 1),
+    ],
+)
+def test_the_free_slot_with_the_longest_common_beginning_is_taken(
+    contents: list[tuple[int, ...]], asked: tuple[int, ...], expected: int
+) -> None:
+    _, index, num_held = use(pool_of(*(text(*ids) for ids in contents)), text(*asked))
+    assert (index, num_held) == (expected, len(contents[expected]))
 
 
 def test_without_a_common_beginning_the_least_recently_used_slot_is_taken() -> None:
@@ -49,18 +62,6 @@ def test_without_a_common_beginning_the_least_recently_used_slot_is_taken() -> N
     assert index == 0
     claim.release(text(7, 7))
     assert [use(pool, text(8))[1] for _ in range(3)] == [1, 2, 0]
-
-
-def test_of_equally_good_slots_the_least_recently_used_is_taken() -> None:
-    pool = pool_of(text(5, 5), text(1, 2), text(1, 2))
-    assert use(pool, text(1, 2, 3))[1] == 1
-
-
-def test_a_common_beginning_that_is_little_of_what_a_slot_holds_does_not_cost_the_rest() -> None:
-    long = text(1, 2, *range(10, 30))
-    pool = pool_of(text(), long)
-    assert use(pool, text(1, 2, 3))[1] == 0
-    assert use(pool, text(1, 2, *range(10, 20)))[1] == 1
 
 
 def test_a_free_slot_goes_to_the_client_with_the_fewest() -> None:

@@ -179,17 +179,6 @@ def test_tokens_that_do_not_differ_score_exactly_nothing(hidden: int, how: Spati
         assert score.tolist() == [0.0] * 60
 
 
-def test_contrast_is_highest_on_a_small_object_and_variance_beside_it() -> None:
-    scene = torch.zeros(1, 7, 7, 2)
-    scene[..., 0] = 1.0
-    scene[0, 3, 3] = torch.tensor([0.0, 1.0])
-    grids = ((1, 7, 7),)
-    contrast = distinctness(scene.view(-1, 2), grids, spatial=SpatialScore.CONTRAST)[1].view(7, 7)
-    assert int(contrast.argmax()) == 3 * 7 + 3
-    variance = distinctness(scene.view(-1, 2), grids, spatial=SpatialScore.VARIANCE)[1].view(7, 7)
-    assert variance[3, 3] == 0 < variance[3, 2]
-
-
 @pytest.mark.parametrize("how", SPATIAL_SCORES)
 def test_the_spatial_score_does_not_favour_places_with_few_neighbours(how: SpatialScore) -> None:
     features = torch.randn(40 * 12 * 12, 32, generator=torch.Generator().manual_seed(0))

@@ -71,11 +71,15 @@ def test_every_device_measures_the_same(device: str) -> None:
         assert [token_id for token_id, _ in there.top] == [token_id for token_id, _ in here.top]
 
 
-def test_they_come_with_the_one_copy_of_the_tokens() -> None:
-    sampled = SamplingParams(temperature=1.0)
-    requests = [_request(SamplingParams(), 2, 4), _request(sampled, 3, None)]
+def test_tokens_and_log_probabilities_come_with_one_copy_from_the_device() -> None:
+    sampled = SamplingParams(temperature=1.0, top_k=4, top_p=0.9, min_p=0.1)
+    requests = [
+        _request(SamplingParams(), 2, 4),
+        _request(sampled, 3, None),
+        _request(SamplingParams(frequency_penalty=0.5), 2, None),
+    ]
     with counted_transfers() as transfers:
-        sample_step(requests, logits_of(5, 0))
+        sample_step(requests, logits_of(7, 0))
     assert transfers.num == 1
 
 

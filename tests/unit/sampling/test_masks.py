@@ -17,18 +17,10 @@ from hippo.engine.grammars import GrammarCompiler, grammar_compiler
 from hippo.errors import HippoError, InvalidRequestError
 from hippo.grammars.limits import new_matcher
 from hippo.sampling.masks import TokenMasks, mask_logits
-from hippo.sampling.sampler import SampleRequest, TokenSampler, sample_step
-from hippo.types import (
-    ChatMessage,
-    FramePlan,
-    ModelInfo,
-    OpenRequest,
-    Pruning,
-    SamplingParams,
-    TextPart,
-)
+from hippo.types import SamplingParams
 from tests.support.models.letters import letter_tokenizer
 from tests.support.running.info import small_model_info
+from tests.support.running.services import toy_request
 
 LETTERS = [*'abcx{}[]":, 0123456789', "ab", "abc", '":', '{"', "12"]
 END, OTHER_END = len(LETTERS), len(LETTERS) + 1
@@ -42,17 +34,12 @@ SCHEMA = {
 JSON = grammar_from("json", json.dumps(SCHEMA))
 
 
-def _model_info() -> ModelInfo:
-    """Of a model whose ids are ``LETTERS`` and three special tokens."""
-    return replace(
-        small_model_info(),
-        tokenizer_json=letter_tokenizer(LETTERS, ("<end>", "<stop>", "<pad>")),
-        num_token_ids=NUM_IDS,
-        end_token_ids=(END, OTHER_END),
-    )
-
-
-INFO = _model_info()
+INFO = replace(
+    small_model_info(),
+    tokenizer_json=letter_tokenizer(LETTERS, ("<end>", "<stop>", "<pad>")),
+    num_token_ids=NUM_IDS,
+    end_token_ids=(END, OTHER_END),
+)
 
 
 @pytest.fixture(scope="module")
@@ -69,16 +56,8 @@ def _compile(
     end_token_ids: tuple[int, ...] = (END, OTHER_END),
     min_tokens: int = 0,
 ) -> TokenMasks:
-    request = OpenRequest(
-        request_id="r",
-        messages=(ChatMessage("user", (TextPart("Hi"),)),),
-        media=(),
-        sampling=SamplingParams(grammar=grammar, min_tokens=min_tokens),
-        frame_plan=FramePlan(),
-        pruning=Pruning(),
-        max_tokens=50,
-        end_token_ids=end_token_ids,
-    )
+    sampling = SamplingParams(grammar=grammar, min_tokens=min_tokens)
+    request = toy_request(sampling=sampling, end_token_ids=end_token_ids)
     return asyncio.run(compiler.compile_request(request))
 
 
@@ -158,72 +137,6 @@ def test_a_blocks_masks_equal_those_of_its_rows_after_any_rejections(
         if own >= END:
             return
         settled.append(own)
-
-
-@settings(max_examples=40, deadline=None)
-@given(
-    temperature=st.sampled_from([0.0, 0.9]),
-    top_k=st.sampled_from([0, 2]),
-    top_p=st.sampled_from([1.0, 0.7]),
-    penalty=st.sampled_from([0.0, 0.6]),
-    min_tokens=st.sampled_from([0, 9]),
-    seed=st.integers(0, 2**32),
-)
-def test_constrained_answers_are_json_and_the_same_however_they_are_guessed(
-    compiler: GrammarCompiler,
-    temperature: float,
-    top_k: int,
-    top_p: float,
-    penalty: float,
-    min_tokens: int,
-    seed: int,
-) -> None:
-    params = SamplingParams(
-        temperature=temperature,
-        top_k=top_k,
-        top_p=top_p,
-        frequency_penalty=penalty,
-        seed=seed,
-        min_tokens=min_tokens,
-        grammar=JSON,
-    )
-
-    def logits(index: int) -> torch.Tensor:
-        generator = torch.Generator().manual_seed(seed + index)
-        row = torch.randn(NUM_IDS, generator=generator) * 2
-        row[_ids('"]}')] += 3.0  # or answers would never end
-        return row
-
-    def answer(guess_length: int, right: float) -> list[int]:
-        masks = _compile(compiler, JSON, min_tokens=min_tokens)
-        sampler = TokenSampler(params, [], NUM_IDS, end_token_ids=(END, OTHER_END), masks=masks)
-        guesses = torch.Generator().manual_seed(seed)
-        output: list[int] = []
-        while len(output) < 120:
-            draft = []
-            for index in range(len(output), len(output) + guess_length):
-                is_right = float(torch.rand(1, generator=guesses)) < right and index < len(alone)
-                wild = int(torch.randint(NUM_IDS, (1,), generator=guesses))
-                draft.append(alone[index] if is_right else wild)
-            masks.start(output, draft)
-            rows = torch.stack([logits(len(output) + row) for row in range(len(draft) + 1)])
-            [(ids, _)] = sample_step([SampleRequest(sampler, output, draft)], rows)
-            for place, token_id in enumerate(ids):
-                output.append(token_id)
-                if token_id >= END:
-                    return output
-                if place == len(draft) or draft[place] != token_id:
-                    break
-        return output
-
-    alone: list[int] = []
-    alone = answer(0, 0.0)
-    for guess_length, right in ((3, 0.8), (6, 0.95)):
-        assert answer(guess_length, right)[: len(alone)] == alone
-    if alone[-1] >= END:
-        found = json.loads("".join(LETTERS[i] for i in alone[:-1]))
-        assert list(found) == ["a", "b"] and isinstance(found["a"], str)
-        assert all(isinstance(item, int) for item in found["b"])
 
 
 def test_a_grammars_end_is_the_end_even_before_min_tokens(compiler: GrammarCompiler) -> None:

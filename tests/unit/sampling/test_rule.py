@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -15,11 +15,14 @@ from hippo.sampling.rule import choose_tokens, keep_mask, penalise, propose_toke
 from hippo.sampling.sampler import TokenSampler
 from hippo.speculation.sharpness import SHARPNESSES
 from hippo.types import SamplingParams
-from tests.unit.sampling.test_sampler import sample
+from tests.unit.sampling import reference
+from tests.unit.sampling.test_sampler import NUM_IDS, PARAMS, TOKEN_IDS, logits_of, sample
 
 # Multiples of 1/8, so that ties are frequent; no top_p below is a ratio of small numbers, so that
 # no sum lies within rounding of it.
 LOGITS = st.lists(st.integers(-40, 40).map(lambda n: n / 8), min_size=2, max_size=24)
+
+BITS = st.lists(st.integers(0, 1), max_size=6)
 
 
 def scaled_rows(rows: list[list[float]], temperature: float = 1.0) -> torch.Tensor:
@@ -40,10 +43,10 @@ def kept_ids(row: list[float], params: SamplingParams) -> list[int]:
     min_p=st.sampled_from([0.0, 1e-4, 0.0317, 0.5003, 1.0]),
 )
 def test_filters_equal_the_plain_implementation(
-    plain: SimpleNamespace, row: list[float], top_k: int, top_p: float, min_p: float
+    row: list[float], top_k: int, top_p: float, min_p: float
 ) -> None:
     params = SamplingParams(temperature=1.0, top_k=top_k, top_p=top_p, min_p=min_p)
-    assert set(kept_ids(row, params)) == plain.survivors(scaled_rows([row])[0].tolist(), params)
+    assert set(kept_ids(row, params)) == reference.survivors(scaled_rows([row])[0].tolist(), params)
 
 
 def test_filters_of_a_large_vocabulary_do_not_overflow(device: str) -> None:
@@ -53,39 +56,18 @@ def test_filters_of_a_large_vocabulary_do_not_overflow(device: str) -> None:
 
 
 @settings(deadline=None)
-@given(
-    row=LOGITS,
-    prompt=st.lists(st.integers(0, 1), max_size=4),
-    output=st.lists(st.integers(0, 1), max_size=6),
-    repetition=st.sampled_from([0.5, 1.0, 1.3]),
-    presence=st.sampled_from([-1.0, 0.0, 0.6]),
-    frequency=st.sampled_from([-0.5, 0.0, 0.7]),
-)
+@given(params=PARAMS, row=LOGITS, prompt=BITS, output=BITS)
 def test_penalties_equal_the_plain_implementation(
-    plain: SimpleNamespace,
-    row: list[float],
-    prompt: list[int],
-    output: list[int],
-    repetition: float,
-    presence: float,
-    frequency: float,
+    params: SamplingParams, row: list[float], prompt: list[int], output: list[int]
 ) -> None:
-    params = SamplingParams(
-        repetition_penalty=repetition,
-        presence_penalty=presence,
-        frequency_penalty=frequency,
-        logit_bias=((1, 2.5), (0, -100.0)),
-    )
-    logits = torch.tensor([row])
+    params = dataclasses.replace(params, logit_bias=((1, 2.5), (0, -100.0)))
     mask = torch.zeros(len(row), dtype=torch.bool)
     mask[prompt] = True
     counts = torch.bincount(torch.tensor(output, dtype=torch.int64), minlength=len(row))[None]
-    bias = torch.zeros(len(row))
-    bias[1], bias[0] = 2.5, -100.0
-    actual = penalise(logits, params, prompt_mask=mask, counts=counts, bias=bias)
-    expected = plain.penalised(torch.tensor(row), params, prompt, output)
+    bias = torch.tensor([-100.0, 2.5] + [0.0] * (len(row) - 2))
+    actual = penalise(torch.tensor([row]), params, prompt_mask=mask, counts=counts, bias=bias)
+    expected = reference.penalised(torch.tensor(row), params, prompt, output)
     torch.testing.assert_close(actual[0], torch.tensor(expected))
-    assert logits[0].tolist() == row, "the given logits stay as they are"
 
 
 def test_the_lowest_id_wins_a_tie(device: str) -> None:
@@ -98,7 +80,7 @@ def test_the_lowest_id_wins_a_tie(device: str) -> None:
         assert choose_tokens(logits, params, noise=noise).tolist() == [0, num_ids // 2]
 
 
-def test_a_tiny_temperature_is_greedy_and_a_huge_one_is_uniform(plain: SimpleNamespace) -> None:
+def test_a_tiny_temperature_is_greedy_and_a_huge_one_is_uniform() -> None:
     logits = torch.tensor([[1.0, 1.0 + 1e-6, -3e38, 0.5]])
     for temperature in (5e-324, 1e-30, 1e-9):
         sampler = TokenSampler(SamplingParams(temperature=temperature, seed=4), [], 4)
@@ -106,7 +88,7 @@ def test_a_tiny_temperature_is_greedy_and_a_huge_one_is_uniform(plain: SimpleNam
             assert sample(sampler, logits, [0] * index) == [1]
     sampler = TokenSampler(SamplingParams(temperature=1e300, seed=4), [], 4)
     for index in range(20):
-        noise = [plain.noise(4, 0, index, token_id) for token_id in range(4)]
+        noise = [reference.noise(4, 0, index, token_id) for token_id in range(4)]
         best = noise.index(max(noise))
         assert sample(sampler, logits, [0] * index) == [best]
 
@@ -182,28 +164,18 @@ def test_unusable_logits_raise_a_clear_internal_error(
     assert caught.value.http_status == 500
 
 
-@settings(max_examples=60, deadline=None)
-@given(data=st.data())
+@settings(max_examples=150, deadline=None)
+@given(
+    params=PARAMS,
+    prompt=st.lists(TOKEN_IDS, max_size=5),
+    output=st.lists(TOKEN_IDS, max_size=8),
+    seed=st.integers(0, 2**31),
+)
 def test_a_token_equals_the_plain_implementation(
-    plain: SimpleNamespace, data: st.DataObject
+    params: SamplingParams, prompt: list[int], output: list[int], seed: int
 ) -> None:
-    num_ids = data.draw(st.integers(2, 30))
-    token_ids = st.integers(0, num_ids - 1)
-    params = SamplingParams(
-        temperature=data.draw(st.sampled_from([0.0, 0.1, 0.8, 2.0])),
-        top_k=data.draw(st.integers(0, 8)),
-        top_p=data.draw(st.sampled_from([1.0, 0.951, 0.517])),
-        min_p=data.draw(st.sampled_from([0.0, 0.0531])),
-        repetition_penalty=data.draw(st.sampled_from([1.0, 1.25])),
-        presence_penalty=data.draw(st.sampled_from([0.0, 0.5])),
-        frequency_penalty=data.draw(st.sampled_from([0.0, 0.25])),
-        seed=data.draw(st.integers(0, 2**64 - 1)),
-        choice_index=data.draw(st.integers(0, 3)),
-    )
-    prompt = data.draw(st.lists(token_ids, max_size=5))
-    output = data.draw(st.lists(token_ids, max_size=8))
-    seed = data.draw(st.integers(0, 2**31))
-    logits = torch.randn(1, num_ids, generator=torch.Generator().manual_seed(seed)) * 3
-    sampler = TokenSampler(params, prompt, num_ids)
-    actual = sample(sampler, logits, output)
-    assert actual == [plain.token(logits[0], params, prompt, output)]
+    logits = logits_of(1, seed)
+    before = logits.clone()
+    actual = sample(TokenSampler(params, prompt, NUM_IDS), logits, output)
+    assert actual == [reference.token(logits[0], params, prompt, output)]
+    assert torch.equal(logits, before), "the given logits stay as they are"

@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 from hippo.sampling import sampler as sampler_module
 from hippo.sampling.sampler import SampleRequest, TokenSampler, sample_step
 from hippo.types import SamplingParams
-from tests.support.devices.transfers import counted_transfers
 
 NUM_IDS = 23
 TOKEN_IDS = st.integers(0, NUM_IDS - 1)
@@ -109,18 +108,6 @@ def test_sequences_with_different_parameters_share_a_step(
         start = end
 
 
-def test_a_step_copies_its_tokens_from_the_device_once() -> None:
-    samplers = [
-        TokenSampler(SamplingParams(), [], NUM_IDS),
-        TokenSampler(SamplingParams(temperature=1.0, top_k=4, top_p=0.9, min_p=0.1), [], NUM_IDS),
-        TokenSampler(SamplingParams(frequency_penalty=0.5), [], NUM_IDS),
-    ]
-    requests = [SampleRequest(sampler, [2], [3]) for sampler in samplers]
-    with counted_transfers() as transfers:
-        sample_step(requests, logits_of(6, 0))
-    assert transfers.num == 1
-
-
 def test_an_end_token_is_chosen_from_min_tokens_on_and_not_before_even_if_biased() -> None:
     params = SamplingParams(min_tokens=3, logit_bias=((7, 100.0),))
     sampler = TokenSampler(params, [], NUM_IDS, end_token_ids=[7])
@@ -137,19 +124,6 @@ def test_greedy_sequences_that_are_past_min_tokens_are_plain_again() -> None:
     sampler = TokenSampler(SamplingParams(min_tokens=3), [], NUM_IDS, end_token_ids=[7])
     assert [sampler.is_plain_greedy(index) for index in range(5)] == [False] * 3 + [True] * 2
     assert TokenSampler(SamplingParams(min_tokens=3), [], NUM_IDS).is_plain_greedy(0)
-
-
-def test_noise_does_not_depend_on_the_order_in_which_indices_are_asked_for() -> None:
-    params = SamplingParams(temperature=1.0, seed=8)
-    logits = torch.zeros(1, 20_000)  # the noise alone decides
-    there = TokenSampler(params, [], 20_000)
-    back = TokenSampler(params, [], 20_000)
-
-    def token(sampler: TokenSampler, index: int) -> int:
-        return sample(sampler, logits, [0] * index)[0]
-
-    forward = [token(there, index) for index in range(12)]
-    assert [token(back, index) for index in reversed(range(12))] == forward[::-1]
 
 
 def test_the_noise_of_many_rows_is_used_and_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:

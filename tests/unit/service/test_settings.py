@@ -22,28 +22,20 @@ def target(*argv: str, **env: str) -> TargetSettings:
 
 
 @pytest.mark.parametrize(
-    ("argv", "keeps_prefixes"),
+    ("argv", "env", "keeps_prefixes"),
     [
-        ((), True),
-        (("--prefix-cache",), True),
-        (("--prefix-cache", "false"), False),
-        (("--no-prefix-cache",), False),
+        ((), {}, True),
+        (("--prefix-cache",), {}, True),
+        (("--prefix-cache", "false"), {}, False),
+        (("--no-prefix-cache",), {}, False),
+        ((), {"HIPPO_TARGET_PREFIX_CACHE": "false"}, False),
+        (("--prefix-cache",), {"HIPPO_TARGET_PREFIX_CACHE": "false"}, True),  # flags go before
     ],
 )
 def test_prefixes_are_kept_unless_the_operator_says_no(
-    argv: tuple[str, ...], keeps_prefixes: bool
+    argv: tuple[str, ...], env: dict[str, str], keeps_prefixes: bool
 ) -> None:
-    assert target(*argv).keeps_prefixes is keeps_prefixes
-
-
-def test_what_a_number_may_be_besides_is_said() -> None:
-    with pytest.raises(SettingsError, match="expected a whole number, or auto"):
-        target(HIPPO_TARGET_SCORE_LAYERS="x")
-
-
-def test_flags_go_before_the_environment() -> None:
-    assert target(HIPPO_TARGET_PREFIX_CACHE="false").keeps_prefixes is False
-    assert target("--prefix-cache", HIPPO_TARGET_PREFIX_CACHE="false").keeps_prefixes is True
+    assert target(*argv, **env).keeps_prefixes is keeps_prefixes
 
 
 def test_the_vision_cache_is_given_in_megabytes() -> None:
@@ -71,19 +63,12 @@ def test_decoded_media_are_kept_in_megabytes_and_reckoned_where_they_lie() -> No
 
 
 def test_a_draft_caches_what_a_pruned_prompt_needs_and_a_target_the_whole_context() -> None:
-    def draft(*argv: str) -> int:
-        settings = load_settings(
-            DraftSettings,
-            ("--model", "m", *argv),
-            {},
-            env_prefix="HIPPO_DRAFT",
-            prog="draft",
-            description="",
-        )
+    def draft(cache_tokens: int | None = None) -> int:
+        settings = DraftSettings(model="m", cache_tokens=cache_tokens)
         return settings.load_plan.slot_tokens(8192)
 
     assert target().load_plan.slot_tokens(8192) == 8192
-    assert draft() == draft("--cache-tokens", "auto") == 2048 + 615
-    assert draft("--cache-tokens", "5000") == 5000
+    assert draft() == 2048 + 615
+    assert draft(5000) == 5000
     with pytest.raises(SettingsError, match="--cache-tokens is 0; it must be at least 2"):
-        draft("--cache-tokens", "0")
+        draft(0)

@@ -11,7 +11,7 @@ from hippo.lab.simulation.key_cache import KeyCache
 from hippo.lab.simulation.simulator import SecondChoice, Simulation, TokenFunction
 from hippo.speculation.coordinator import Action
 from hippo.speculation.core import Core
-from hippo.speculation.policies import Policy
+from hippo.speculation.policies import FixedPolicy, Policy
 from hippo.types import Block, Pace, StepLimits, Verdict
 
 MS = 1_000_000
@@ -56,27 +56,20 @@ def decode_alone(target: TokenFunction, max_tokens: int, end_token_ids: set[int]
     return ids
 
 
-class RestlessPolicy:
+class RestlessPolicy(FixedPolicy):
     """Any pace at any time."""
 
     def __init__(self, seed: int) -> None:
         self._random = random.Random(seed)
-        self._pace = self._any_pace()
-
-    @property
-    def pace(self) -> Pace:
-        return self._pace
+        super().__init__(self._any_pace())
 
     def observe_verdict(self, verdict: Verdict, outcomes: Sequence[bool], now_ns: int) -> None:
         if self._random.random() < 0.3:
-            self._pace = self._any_pace()
+            self.pace = self._any_pace()
 
     def observe_block(self, block: Block, outcomes: Sequence[bool], now_ns: int) -> None:
         if self._random.random() < 0.1:
-            self._pace = self._any_pace()
-
-    def observe_broken_run(self, outcomes: Sequence[bool], *, is_start: bool) -> None:
-        pass
+            self.pace = self._any_pace()
 
     def _any_pace(self) -> Pace:
         return Pace(
@@ -139,30 +132,19 @@ def run(
 
 
 class CheckedSimulation(Simulation):
-    """Checks after every event that the KV caches hold what the cores say that they hold."""
+    """Checks after every event that the KV caches hold what the cores say that they hold, and that
+    the gateway knows when the draft is silent in good order."""
+
+    _num_in_flight = 0  # messages to the draft and from it
 
     def call_at(self, time_ns: float, event: Callable[[], None]) -> None:
         def watched() -> None:
             event()
-            self._check()
+            self._check_keys(self._verifier, self._target_keys)
+            self._check_keys(self._drafter, self._draft_keys)
+            self._check_debt()
 
         super().call_at(time_ns, watched)
-
-    def _check(self) -> None:
-        cores: list[tuple[Core | None, KeyCache]] = [
-            (self._verifier, self._target_keys),
-            (self._drafter, self._draft_keys),
-        ]
-        for core, keys in cores:
-            if core is not None:
-                fed = list(core.fed_ids)
-                assert list(keys.ids)[: len(fed)] == fed
-
-
-class WatchedSimulation(CheckedSimulation):
-    """Checks after every event that the gateway knows when the draft is silent in good order."""
-
-    _num_in_flight = 0  # messages to the draft and from it
 
     def _send_message(self, leg: str, deliver: Callable[[], None]) -> None:
         def arrive() -> None:
@@ -173,12 +155,14 @@ class WatchedSimulation(CheckedSimulation):
         self._num_in_flight += is_drafts
         super()._send_message(leg, arrive if is_drafts else deliver)
 
-    def _check(self) -> None:
-        super()._check()
+    def _check_keys(self, core: Core | None, keys: KeyCache) -> None:
+        if core is not None:
+            fed = list(core.fed_ids)
+            assert list(keys.ids)[: len(fed)] == fed
+
+    def _check_debt(self) -> None:
         owes, drafter = self._coordinator.owes_block, self._drafter
-        if drafter is None or not self._has_drafted:
-            assert not owes
-        elif not self._coordinator.committed_ids:
+        if drafter is None or not self._has_drafted or not self._coordinator.committed_ids:
             assert not owes
         elif not self._coordinator.is_finished and not self._num_in_flight:
             has_more = not drafter.is_exhausted or drafter._num_sent < len(drafter.ids)

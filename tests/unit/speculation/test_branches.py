@@ -95,33 +95,6 @@ def test_the_draft_goes_on_at_the_end_of_the_branch_that_the_target_takes() -> N
     assert not take(drafter).is_from_branch
 
 
-def test_a_branch_that_the_target_left_again_is_given_up() -> None:
-    drafter = a_drafter()
-    say(drafter, Proposal(31))
-    say(drafter, Proposal(32))
-    drafter.add_commit(Commit(1, 0, (10, 21, 31, 50)))
-    assert drafter.ids == [10, 21, 31, 50]
-
-
-def test_the_run_is_fed_again_where_a_branch_overwrote_it() -> None:
-    drafter = a_drafter()
-    say(drafter, Proposal(31))
-    drafter.add_commit(Commit(0, 0, (10, 11)))
-    step = say(drafter, Proposal(13))
-    assert (step.start_index, step.token_ids) == (1, (11, 12))
-    assert drafter.ids == [10, 11, 12, 13]
-
-
-def test_a_branch_is_fed_again_where_a_step_of_the_run_overwrote_it() -> None:
-    drafter = a_drafter()
-    say(drafter, Proposal(31))
-    drafter.add_commit(Commit(0, 0, (10,)))
-    step = say(drafter, Proposal(13))
-    assert (step.start_index, step.token_ids) == (1, (11, 12))
-    step = say(drafter, Proposal(32))
-    assert (step.start_index, step.token_ids) == (1, (21, 31))
-
-
 def test_a_step_about_a_branch_is_used_if_its_commit_comes_meanwhile() -> None:
     drafter = a_drafter()
     say(drafter, Proposal(31))

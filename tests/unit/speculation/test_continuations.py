@@ -28,15 +28,6 @@ def test_nothing_is_guessed_where_nothing_was_said_before() -> None:
     assert continuations.guess_after([5, 6, 5], 4) == (6, 5)
 
 
-def test_what_was_rolled_back_is_forgotten() -> None:
-    continuations = Continuations([1, 2])
-    assert continuations.guess_after([3, 4, 3], 1) == (4,)
-    continuations.roll_back(1)
-    assert continuations.guess_after([3, 5, 3], 1) == (5,)
-    continuations.roll_back(0)
-    assert continuations.guess_after([3], 1) == ()
-
-
 def test_a_broken_run_goes_on_at_the_same_places_for_as_long_as_it_fits() -> None:
     run = BrokenRun([12, 13, 14, 15, 16], 2)
     assert run.guess_after([10, 51], 3) == (12, 13, 14)

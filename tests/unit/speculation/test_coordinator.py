@@ -37,15 +37,6 @@ def waits_of(pace: Pace) -> set[int]:
     return {limits.wait_ns for limits in (pace.optimistic, pace.conservative)}
 
 
-def test_blocks_go_to_the_target_and_verdicts_to_the_draft() -> None:
-    coordinator = Coordinator(FixedPolicy(PACE))
-    coordinator.on_draft_ready()
-    block = Block(0, 0, (1, 2))
-    assert coordinator.on_block(block, 0) == [ToTarget(block)]
-    assert coordinator.on_verdict(Verdict(0, 0, (1,)), 0) == [ToDraft(Commit(0, 0, (1,)))]
-    assert list(coordinator.committed_ids) == [1]
-
-
 def test_a_block_of_an_older_epoch_goes_no_further() -> None:
     coordinator = Coordinator(FixedPolicy(PACE))
     coordinator.on_verdict(Verdict(1, 0, (1,), is_rejection=True, num_dropped_tokens=1), 0)
@@ -148,39 +139,6 @@ def test_nor_is_a_draft_waited_for_that_joins_before_it_drafts(pace: Pace) -> No
     assert coordinator.on_draft_ready() == [ToTarget(pace)]
 
 
-def test_a_block_says_that_the_draft_drafts_too() -> None:
-    coordinator = Coordinator(FixedPolicy(PACE))
-    block = Block(0, 0, (1,))
-    assert coordinator.on_block(block, 0) == [ToTarget(block), ToTarget(PACE)]
-
-
-class Owing:
-    """A sequence of 12 tokens, the end token 99, with the target's first one, a 1, settled and the
-    draft's prefill over."""
-
-    def __init__(self, pace: Pace = PACE) -> None:
-        self.policy = FixedPolicy(pace)
-        self.coordinator = Coordinator(self.policy, max_tokens=12, end_token_ids=(99,))
-        self.coordinator.on_draft_ready()
-        assert not self.coordinator.owes_block
-        assert self.settles(1, at=0)
-
-    def says(self, *token_ids: int, at: int, epoch: int = 0) -> bool:
-        self.coordinator.on_block(Block(epoch, at, token_ids), 0)
-        return self.coordinator.owes_block
-
-    def settles(self, *token_ids: int, at: int, epoch: int = 0) -> bool:
-        is_rejection = epoch > self.coordinator.epoch
-        self.coordinator.on_verdict(Verdict(epoch, at, token_ids, is_rejection=is_rejection), 0)
-        return self.coordinator.owes_block
-
-
-def test_a_wrong_token_that_comes_late_ends_the_run() -> None:
-    owing = Owing()
-    assert owing.settles(2, at=1)
-    assert owing.says(7, 8, 9, 10, at=1)  # the target has settled another one
-
-
 class Listening(FixedPolicy):
     """Notes the outcomes that it is told of."""
 
@@ -190,9 +148,6 @@ class Listening(FixedPolicy):
 
     def observe_block(self, block: Block, outcomes: Sequence[bool], now_ns: int) -> None:
         self.outcomes += outcomes
-
-    def observe_broken_run(self, outcomes: Sequence[bool], *, is_start: bool) -> None:
-        pass
 
     def observe_verdict(self, verdict: Verdict, outcomes: Sequence[bool], now_ns: int) -> None:
         self.outcomes += outcomes
@@ -212,21 +167,6 @@ def test_the_policy_hears_of_each_draft_token_once_whichever_side_was_first() ->
     assert policy.outcomes == [True, True, False]
     coordinator.on_block(Block(1, 3, (7, 3, 8)), 0)  # of the next run, at an index once more
     assert policy.outcomes == [True, True, False, False]
-
-
-def test_a_late_block_of_a_broken_run_pays_no_debt() -> None:
-    owing = Owing()
-    owing.says(2, 3, 4, 5, at=1)
-    assert owing.settles(7, at=1, epoch=1)
-    assert owing.says(6, at=5)
-    assert not owing.says(3, 4, 5, 6, at=2, epoch=1)
-
-
-def test_behind_an_end_token_a_draft_owes_nothing_until_that_was_wrong() -> None:
-    owing = Owing()
-    assert not owing.says(2, 3, 99, at=1)
-    assert not owing.settles(2, at=1)
-    assert owing.settles(3, 4, at=2, epoch=1)
 
 
 def test_nothing_is_sent_after_the_last_verdict() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import pytest
 
@@ -23,20 +24,19 @@ def make_pace(*, max_ahead: int = 8, block_size: int = 1, num_first: int = 1) ->
 def make_drafter(
     *,
     pace: Pace | None = None,
-    max_tokens: int = 100,
-    committed_ids: Sequence[int] = (),
-    epoch: int = 0,
     first_id: int = 10,
+    prompt: Sequence[int] = (),
+    **options: Any,
 ) -> Drafter:
-    drafter = Drafter(
-        max_tokens=max_tokens,
-        end_token_ids=[END],
-        pace=pace or make_pace(),
-        committed_ids=committed_ids,
-        epoch=epoch,
-    )
+    given: dict[str, Any] = {"max_tokens": 100, "end_token_ids": [END], **options}
+    drafter = Drafter(pace=pace or make_pace(), **given)
+    drafter.set_prompt_text(prompt)
     drafter.begin(first_id)
     return drafter
+
+
+def make_guessing(*, max_ahead: int = 40, max_guessed: int = 3, **options: Any) -> Drafter:
+    return make_drafter(pace=make_pace(max_ahead=max_ahead), max_guessed=max_guessed, **options)
 
 
 def start(drafter: Drafter) -> Step:
@@ -63,13 +63,6 @@ def test_the_prefills_token_is_the_first_and_is_fed_next() -> None:
     drafter = make_drafter()
     assert take(drafter) == Block(0, 0, (10,))
     assert drafter.next_step() == Step(0, (10,))
-
-
-def test_a_first_token_that_is_settled_already_wins_over_the_drafts() -> None:
-    drafter = Drafter(max_tokens=9, end_token_ids=[], pace=make_pace())
-    drafter.add_commit(Commit(0, 0, (7, 8)))
-    drafter.begin(10)
-    assert drafter.next_step() == Step(0, (7, 8))
 
 
 def test_the_first_block_of_a_run_is_what_the_idle_target_waits_for() -> None:
@@ -103,41 +96,6 @@ def test_drafting_stops_at_max_ahead_and_goes_on_after_a_commit() -> None:
     assert take(drafter).is_exhausted
     drafter.add_commit(Commit(0, 0, (10,)))
     assert drafter.next_step() == Step(1, (11,))
-
-
-def test_an_end_token_stops_drafting() -> None:
-    drafter = make_drafter(pace=make_pace(block_size=4, num_first=4))
-    draft(drafter, END)
-    assert drafter.next_step() is None
-    assert take(drafter) == Block(0, 0, (10, END), is_exhausted=True)
-
-
-def test_an_equal_commit_keeps_the_run_alive() -> None:
-    drafter = make_drafter()
-    draft(drafter, 11, 12, 13)
-    take(drafter)
-    drafter.add_commit(Commit(0, 0, (10, 11)))
-    assert list(drafter.ids) == [10, 11, 12, 13]
-    assert drafter.next_step() == Step(3, (13,))
-    assert drafter.epoch == 0
-
-
-def test_a_rollback_feeds_all_ids_since_the_common_prefix_at_once() -> None:
-    drafter = make_drafter()
-    draft(drafter, 11, 12, 13)
-    take(drafter)
-    drafter.add_commit(Commit(1, 0, (10, 11, 52, 53)))
-    assert drafter.epoch == 1
-    assert drafter.next_step() == Step(2, (52, 53))
-
-
-def test_a_difference_in_what_was_sent_raises_the_epoch_without_being_told() -> None:
-    drafter = make_drafter()
-    draft(drafter, 11, 12)
-    take(drafter)
-    drafter.add_commit(Commit(0, 0, (10, 11, 52)))
-    draft(drafter, 53)
-    assert (take(drafter).epoch, drafter.epoch) == (1, 1)
 
 
 def test_a_new_run_is_sent_from_its_beginning_however_far_the_broken_one_was_sent() -> None:
@@ -174,26 +132,6 @@ def test_the_target_waits_for_what_is_sent_again_as_for_a_first_block() -> None:
     assert take(drafter) == Block(2, 2, (12, 13))
 
 
-def test_a_commit_that_makes_the_running_step_stale_discards_its_token() -> None:
-    drafter = make_drafter()
-    draft(drafter, 11)
-    take(drafter)
-    step = start(drafter)
-    drafter.add_commit(Commit(1, 0, (10, 51)))
-    assert list(drafter.history(step)) == [10, 11]
-    drafter.finish_step(step, [12])
-    assert drafter.next_step() == Step(1, (51,))
-
-
-def test_a_draft_that_joins_in_mid_answer_feeds_what_is_settled() -> None:
-    drafter = make_drafter(committed_ids=(10, 11, 12), epoch=4, first_id=77)
-    assert drafter.take_messages() == []
-    step = start(drafter)
-    assert step == Step(0, (10, 11, 12))
-    drafter.finish_step(step, [13])
-    assert take(drafter) == Block(4, 3, (13,))
-
-
 def test_a_draft_that_joins_a_long_answer_feeds_it_in_parts() -> None:
     settled = tuple(range(10, 310))
     drafter = make_drafter(max_tokens=400, committed_ids=settled, epoch=4)
@@ -224,20 +162,6 @@ def test_a_commit_after_a_gap_is_refused() -> None:
     drafter = make_drafter()
     with pytest.raises(InvalidRequestError, match="without a gap"):
         drafter.add_commit(Commit(0, 1, (11,)))
-
-
-def make_guessing(
-    *, max_ahead: int = 40, max_guessed: int = 3, prompt: Sequence[int] = ()
-) -> Drafter:
-    drafter = Drafter(
-        max_tokens=100,
-        end_token_ids=[END],
-        pace=make_pace(max_ahead=max_ahead),
-        max_guessed=max_guessed,
-    )
-    drafter.set_prompt_text(prompt)
-    drafter.begin(10)
-    return drafter
 
 
 def test_a_guess_is_kept_as_far_as_the_draft_itself_says_the_same() -> None:
@@ -331,8 +255,7 @@ def test_a_pace_that_stops_the_draft_in_a_step_leaves_it_able_to_go_on() -> None
 
 def test_settled_tokens_up_to_the_first_wrong_one_tell_which_sharpness_is_right() -> None:
     sharpness = Sharpness()
-    drafter = Drafter(max_tokens=20, end_token_ids=[], pace=make_pace(), sharpness=sharpness)
-    drafter.begin(10)
+    drafter = make_drafter(sharpness=sharpness)
     for token_id in (11, 12, 13, 14):
         drafter.finish_step(start(drafter), [token_id], notes=[chose(token_id, 0, 50 + token_id)])
     # Right twice, then wrong, where the sharpest would be right. Behind that, the draft's choices

@@ -126,11 +126,6 @@ def test_two_blocks_are_drafted_in_a_step_of_one_row(step_ms: float, block: int)
     assert best_lengths(make_times(step_ms=step_ms), 0.95, 31).block == block
 
 
-def test_no_length_is_beyond_the_operators_limit() -> None:
-    lengths = best_lengths(make_times(step_ms=0.1), 0.999, 3)
-    assert lengths.most == 3 and lengths.first <= 3 and lengths.block <= 3
-
-
 def test_a_draft_as_slow_as_the_target_is_worth_nothing() -> None:
     assert best_lengths(make_times(step_ms=12.0), 0.9, 31).speedup < 1.0
 

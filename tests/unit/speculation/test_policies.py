@@ -123,12 +123,6 @@ def test_adaptive_stops_a_useless_draft_tries_it_again_and_never_waits_for_it() 
     assert outcome.stats.target_wait_ns == 0
 
 
-def test_adaptive_finds_back_when_the_draft_becomes_good() -> None:
-    policy, outcome = run_adaptive([False] * 60 + [True] * 240, VirtualMachine())
-    assert policy.pace.max_ahead > 0
-    assert outcome.stats.num_forwards < 60 + 100
-
-
 def test_adaptive_keeps_a_good_draft_going() -> None:
     policy, outcome = run_adaptive(
         agreement_trace(random.Random(2), 200, 0.95, 0.5), VirtualMachine()

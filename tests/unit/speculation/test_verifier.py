@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import pytest
 
 from hippo.speculation.core import Step, Wait
 from hippo.speculation.verifier import Verifier
-from hippo.types import Block, Branch, FinishReason, Pace, StepLimits, Timing, Verdict
+from hippo.types import Block, Branch, Pace, StepLimits, Timing, Verdict
 
 END = 99
 
@@ -66,15 +67,6 @@ def test_the_prefills_token_is_compared_with_the_drafts_first() -> None:
     assert len(verifier._run) == 1
 
 
-def test_a_wrong_first_token_ends_the_run_at_once() -> None:
-    verifier = Verifier(max_tokens=5, end_token_ids=[], pace=Pace())
-    verifier.add_block(block(7, 8, start=0))
-    verdict = begin(verifier, 6, Timing())
-    assert (verdict.is_rejection, verdict.num_dropped_tokens, verdict.epoch) == (True, 2, 1)
-    assert not verifier._run
-    assert verifier.is_conservative
-
-
 def test_a_block_accepted_whole_settles_one_token_more() -> None:
     verifier = make_verifier()
     verifier.add_block(block(11, 12))
@@ -97,50 +89,11 @@ def test_the_targets_own_token_keeps_the_run_alive_if_the_draft_has_it_too() -> 
     assert start(verifier).token_ids == (13, 14)
 
 
-def test_a_late_block_that_begins_with_a_settled_token_ends_the_conservative_mode() -> None:
-    alone = StepLimits(0, 0, 1000)
-    verifier = make_verifier(conservative=alone, optimistic=StepLimits(2, 2, 1000))
-    verifier.add_block(block(77, 78))
-    assert verify(verifier, 11, 0, 0).is_rejection
-    assert not verify(verifier, 12).num_draft_tokens
-    assert verifier.is_conservative
-    verifier.add_block(block(12, 13, start=2, epoch=1))
-    assert not verifier.is_conservative
-    assert isinstance(verifier.next_step(0), Wait)
-
-
 def test_each_wait_is_counted_from_the_end_of_the_step_before() -> None:
     verifier = make_verifier(optimistic=StepLimits(1, 8, 500))
     assert verifier.next_step(0) == Wait(500)
     verify(verifier, 11, now_ns=600)
     assert verifier.next_step(700) == Wait(1200)
-
-
-def test_a_block_of_a_later_run_ends_the_queued_one() -> None:
-    verifier = make_verifier()
-    verifier.add_block(block(11, 12))
-    verifier.add_block(block(22, start=2, epoch=1))  # of the later run 1 is missing
-    assert verifier.epoch == 1 and not verifier._run
-    verifier.add_block(block(21, 22, epoch=1))
-    assert start(verifier).token_ids == (10, 21, 22)
-
-
-def test_a_draft_that_had_no_more_to_say_is_waited_for_again_once_its_run_is_wrong() -> None:
-    verifier = make_verifier(optimistic=StepLimits(0, 8))
-    verify(verifier, 11)
-    verifier.add_block(block(77, 78, is_exhausted=True))
-    assert verifier.epoch == 1
-    assert verifier.next_step(0) == Wait(500)
-
-
-def test_the_targets_own_token_ends_the_run_if_the_draft_has_another() -> None:
-    verifier = make_verifier()
-    verifier.add_block(block(11, 12))
-    step = start(verifier)
-    verifier.add_block(block(77, 14, start=3))
-    verdict = finish(verifier, step, [11, 12, 13])
-    assert verdict.is_rejection
-    assert (verdict.num_accepted_tokens, verdict.num_dropped_tokens, verdict.epoch) == (2, 2, 1)
 
 
 def test_a_rejection_drops_what_is_queued_and_what_comes_of_that_run() -> None:
@@ -168,80 +121,12 @@ def test_a_late_block_that_differs_ends_the_run_when_it_arrives() -> None:
     assert (verdict.epoch, verdict.is_rejection, verdict.num_dropped_tokens) == (1, False, 4)
 
 
-def test_a_block_after_a_gap_is_refused() -> None:
-    verifier = make_verifier()
-    verifier.add_block(block(12, 13, start=2))
-    assert not verifier._run
-
-
-def test_a_block_that_comes_twice_counts_once() -> None:
-    verifier = make_verifier()
-    verifier.add_block(block(11, 12))
-    verifier.add_block(block(11, 12))
-    assert len(verifier._run) == 2
-
-
-def test_the_tokens_of_a_draft_that_joined_replace_those_of_the_lost_one() -> None:
-    verifier = make_verifier()
-    verifier.add_block(block(11, 55, 56))
-    verifier.add_block(block(11, 12))
-    assert start(verifier).token_ids == (10, 11, 12)
-
-
-def test_an_end_token_inside_a_block_ends_the_sequence() -> None:
-    verifier = make_verifier()
-    verifier.add_block(block(11, END, 12))
-    verdict = verify(verifier, 11, END, 50)
-    assert verdict.token_ids == (11, END)
-    assert verdict.finish_reason is FinishReason.STOP
-    assert verifier.is_finished
-    assert verifier.next_step(0) is None
-    verifier.add_block(block(13, start=3))
-
-
-def test_a_step_never_settles_more_than_is_left() -> None:
-    verifier = make_verifier(max_tokens=3)
-    verifier.add_block(block(11, 12, 13, 14))
-    verdict = verify(verifier, 11, 12)
-    assert verdict.num_draft_tokens == 1
-    assert verdict.finish_reason is FinishReason.LENGTH
-    assert list(verifier.committed_ids) == [10, 11, 12]
-
-
 def test_the_wait_counts_from_when_the_device_was_free() -> None:
     verifier = make_verifier(optimistic=StepLimits(2, 8, 1000))
     assert verifier.next_step(5_000) == Wait(6_000)
     verifier.add_block(block(11))
     assert verifier.next_step(5_900) == Wait(6_000)
     assert start(verifier, 6_000).token_ids == (10, 11)
-
-
-@pytest.mark.parametrize(
-    "last", [block(11, is_exhausted=True), block(11, END), block(is_exhausted=True)]
-)
-def test_a_draft_that_has_no_more_is_not_waited_for(last: Block) -> None:
-    verifier = make_verifier(optimistic=StepLimits(4, 8, 1000))
-    verifier.add_block(last)
-    assert isinstance(verifier.next_step(0), Step)
-
-
-def test_an_exhausted_draft_is_waited_for_again_after_the_next_verdict() -> None:
-    verifier = make_verifier(optimistic=StepLimits(1, 8, 1000))
-    verifier.add_block(block(11, is_exhausted=True))
-    verify(verifier, 11, 12)
-    assert isinstance(verifier.next_step(0), Wait)
-
-
-def test_the_last_token_is_not_waited_for() -> None:
-    verifier = make_verifier(max_tokens=2, optimistic=StepLimits(4, 8, 1000))
-    assert start(verifier).token_ids == (10,)
-
-
-def test_a_pace_without_draft_tokens_is_target_only_and_ends_a_wait() -> None:
-    verifier = make_verifier()
-    assert isinstance(verifier.next_step(0), Wait)
-    verifier.receive(Pace())
-    assert start(verifier).token_ids == (10,)
 
 
 def test_the_mode_follows_the_last_verified_block() -> None:
@@ -287,21 +172,6 @@ def test_the_next_run_is_compared_with_what_reuse_settled() -> None:
     assert start(verifier).token_ids == (15, 16)
 
 
-def test_tokens_of_the_next_run_are_preferred_to_reuse() -> None:
-    verifier = make_verifier(max_reused=3)
-    verifier.add_block(block(10, 11, 50, 13, 14, start=0))
-    epoch = verify(verifier, 11, 12, 13, 14, 15).epoch
-    verifier.add_block(block(20, start=3, epoch=epoch))
-    assert start(verifier).token_ids == (12, 20)
-
-
-def test_the_rest_of_a_run_that_comes_too_late_is_reused() -> None:
-    verifier = make_verifier(max_reused=8, optimistic=StepLimits(0, 8, 0))
-    verify(verifier, 11)
-    verifier.add_block(block(50, 12, 13, start=1))
-    assert start(verifier).token_ids == (11, 12, 13)
-
-
 def a_verifier(*branches: Branch) -> Verifier:
     """A target that settled 10, and holds the run 11, 12, 13, 14 and branches of it."""
     verifier = make_verifier(conservative=StepLimits(1, 8, 1000), max_reused=4)
@@ -328,23 +198,73 @@ def test_a_branch_of_another_token_gives_way_to_the_broken_run() -> None:
     assert finish(verifier, step, (13, 14, 15)).num_accepted_reused == 2
 
 
-def test_a_run_has_no_branches_of_the_run_before() -> None:
-    verifier = a_verifier(Branch(2, (22, 32, 33)))
-    verify(verifier, 21, 0, 0, 0, 0)
-    verifier.add_block(Block(1, 2, (12, 13)))
-    verify(verifier, 22, 0, 0)
-    assert start(verifier).token_ids == (22, 13)  # the run's own rest
+PATIENT = {"optimistic": StepLimits(4, 8, 1000)}
+AT_ONCE = {"optimistic": StepLimits(0, 8, 0)}
+REUSES = {"max_reused": 4, "conservative": StepLimits(1, 8, 1000)}
+WRONG = block(10, 11, 50, 13, 14, start=0)
+RUN = Block(0, 1, (11, 12, 13, 14), branches=(Branch(2, (22, 32, 33)),))
+LATE = Block(0, 1, (11, 12), branches=(Branch(1, (21, 31)),))
+NOTHING_MORE = block(is_exhausted=True)
 
 
-def test_the_next_run_is_preferred_to_a_branch_and_may_repeat_it() -> None:
-    verifier = a_verifier(Branch(2, (22, 32, 33)))
-    verify(verifier, 11, 22, 0, 0, 0)
-    verifier.add_block(Block(1, 3, (32, 33, 34)))
-    assert start(verifier).token_ids == (22, 32, 33, 34)
-
-
-def test_a_branch_that_comes_with_a_late_block_is_used() -> None:
-    verifier = make_verifier(optimistic=StepLimits(0, 8), conservative=StepLimits(1, 8, 9))
-    verify(verifier, 21)
-    verifier.add_block(Block(0, 1, (11, 12), branches=(Branch(1, (21, 31)),)))
-    assert start(verifier).token_ids == (21, 31)
+@pytest.mark.parametrize(
+    ("options", "events", "expected"),
+    [
+        pytest.param(PATIENT, [block(11, is_exhausted=True)], (10, 11), id="exhausted"),
+        pytest.param(PATIENT, [block(11, END)], (10, 11, END), id="the draft's end"),
+        pytest.param(PATIENT, [NOTHING_MORE], (10,), id="exhausted before a token"),
+        pytest.param(PATIENT, [NOTHING_MORE, (11,)], None, id="exhausted before a verdict"),
+        pytest.param(AT_ONCE, [(11,), block(7, is_exhausted=True)], None, id="exhausted and wrong"),
+        pytest.param({"max_tokens": 2, **PATIENT}, [], (10,), id="the last token"),
+        pytest.param(PATIENT, [Pace()], (10,), id="target-only"),
+        pytest.param(
+            {"optimistic": StepLimits(2, 2, 1000), "conservative": StepLimits(0, 0, 1000)},
+            [block(77, 78), (11, 0, 0), (12,), block(12, 13, start=2, epoch=1)],
+            None,
+            id="a late block that begins with a settled token ends the conservative mode",
+        ),
+        pytest.param(
+            {},
+            [block(11, 12), block(22, start=2, epoch=1), block(21, 22, epoch=1)],
+            (10, 21, 22),
+            id="a block of a later run, whose first one is missing, ends the queued run",
+        ),
+        pytest.param(
+            REUSES,
+            [WRONG, (11, 12, 13, 14, 15), block(20, start=3, epoch=1)],
+            (12, 20),
+            id="the next run is preferred to reuse",
+        ),
+        pytest.param(
+            REUSES | AT_ONCE, [(11,), block(50, 12, 13)], (11, 12, 13), id="a late run is reused"
+        ),
+        pytest.param(
+            REUSES,
+            [RUN, (21, 0, 0, 0, 0), Block(1, 2, (12, 13)), (22, 0, 0)],
+            (22, 13),
+            id="a run has no branches of the run before",
+        ),
+        pytest.param(
+            REUSES,
+            [RUN, (11, 22, 0, 0, 0), Block(1, 3, (32, 33, 34))],
+            (22, 32, 33, 34),
+            id="the next run is preferred to a branch",
+        ),
+        pytest.param(REUSES | AT_ONCE, [(21,), LATE], (21, 31), id="the branch of a late block"),
+    ],
+)
+def test_the_next_step(
+    options: dict[str, Any],
+    events: list[Block | Pace | tuple[int, ...]],
+    expected: tuple[int, ...] | None,
+) -> None:
+    """The events are messages, and the target's tokens of a step; None is a wait."""
+    verifier = make_verifier(**options)
+    for event in events:
+        if isinstance(event, tuple):
+            verify(verifier, *event, now_ns=2000)
+        else:
+            verifier.receive(event)
+    step = verifier.next_step(0)
+    assert (step.token_ids if isinstance(step, Step) else None) == expected
+    assert isinstance(step, Wait) == (expected is None)
