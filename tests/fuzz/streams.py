@@ -18,8 +18,7 @@ from hippo.types import Block, FramePlan, Media, Pace, Selection, StepLimits
 from hippo.v1 import common_pb2 as pb
 from hippo.v1 import draft_pb2, target_pb2
 from tests.fuzz.findings import Findings
-from tests.fuzz.messages import mutate_message, random_message
-from tests.fuzz.mutate import generator, mutated
+from tests.fuzz.mutate import generator, mutate_message, mutated, random_message
 from tests.support.models.toy_model import ToyDecoder, ToyModel
 from tests.support.running.services import (
     backend_of,

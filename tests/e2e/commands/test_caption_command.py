@@ -183,37 +183,22 @@ def test_an_upload_lasts_as_long_as_its_answers(
         assert connection.exchange("GET", "/models")[0] == 200
 
 
-@pytest.mark.parametrize(
-    ("further", "told"),
-    [
-        (("--concurrency", "0"), "--concurrency must be at least 1"),
-        (("--schema", "scene.txt"), "scene.txt cannot be read"),
-        (("--model", "other"), "there is no model 'other'"),
-    ],
-)
 def test_what_cannot_be_asked_is_said_at_once(
-    running: Running,
-    folder: Path,
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-    further: tuple[str, ...],
-    told: str,
-) -> None:
-    out = tmp_path / "captions.jsonl"
-    assert main(_command(running, folder, out, *further)) == 1
-    assert told in capsys.readouterr().err
-    assert not out.exists()
-
-
-def test_another_file_and_an_empty_folder_are_refused(
     running: Running, folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    notes = tmp_path / "notes.txt"
+    out, notes = tmp_path / "captions.jsonl", tmp_path / "notes.txt"
     notes.write_text("mine")
-    assert main(_command(running, folder, notes)) == 1
-    assert "is no file of captions" in capsys.readouterr().err and notes.read_text() == "mine"
-    assert main(_command(running, tmp_path, tmp_path / "captions.jsonl")) == 1
-    assert "there are no videos or images below" in capsys.readouterr().err
+    for command, told in (
+        (_command(running, folder, out, "--concurrency", "0"), "--concurrency must be at least 1"),
+        (_command(running, folder, out, "--schema", "scene.txt"), "scene.txt cannot be read"),
+        (_command(running, folder, out, "--model", "other"), "there is no model 'other'"),
+        (_command(running, folder, notes), "is no file of captions"),
+        (_command(running, tmp_path, out), "there are no videos or images below"),
+    ):
+        assert main(command) == 1
+        assert told in capsys.readouterr().err
+        assert not out.exists()
+    assert notes.read_text() == "mine"
 
 
 def test_a_stop_ends_cleanly_and_a_lost_server_is_named(

@@ -91,10 +91,7 @@ def test_python_uploads_and_talks_in_several_turns(running: Running, clip: Path)
     printed = _run(running, sys.executable, EXAMPLES / "python" / "chat.py", clip, FIRST, SECOND)
     messages = [video_message(data_url(clip), FIRST)]
     first = _ask(running, messages)
-    messages += [
-        {"role": "assistant", "content": first},
-        {"role": "user", "content": SECOND},
-    ]
+    messages += [{"role": "assistant", "content": first}, {"role": "user", "content": SECOND}]
     assert printed == f"> {FIRST}\n{first}\n> {SECOND}\n{_ask(running, messages)}\n"
 
 

@@ -4,6 +4,7 @@ empty folder."""
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -165,17 +166,23 @@ def test_up_that_still_loads_leaves_nothing(
 
 
 def test_an_image_installs_what_its_build_copies(tmp_path: Path) -> None:
+    ignored = (ROOT / ".dockerignore").read_text().splitlines()
     copied = set()
     for file in sorted((ROOT / "deploy/docker").glob("*.Dockerfile")):
-        stage = file.read_text().partition(" AS code\n")[2].partition("\nFROM ")[0]
-        lines = [line.split()[1:-1] for line in stage.splitlines() if line.startswith("COPY ")]
-        copied.add(tuple(name for names in lines for name in names))
+        before, _, stage = file.read_text().partition(" AS code\n")
+        stage, _, after = stage.partition("\nFROM ")
+        own, others = (
+            re.findall(r"^COPY (?!--from)(.*) \S+$", text, re.MULTILINE)
+            for text in (stage, before + after)
+        )
+        for name in " ".join(own + others).split():
+            assert f"!{name}" in ignored and (ROOT / name).exists(), f"the context has no {name}"
+        copied.add(" ".join(own))
     (names,) = copied  # the same in all images
-    ignored = (ROOT / ".dockerignore").read_text().splitlines()
+    assert "*" in ignored  # no secret is in the build's context
     source, app = tmp_path / "in", tmp_path / "app"
     source.mkdir()
-    for name in names:
-        assert f"!{name}" in ignored, f"the build's context has no {name}"
+    for name in names.split():
         if (ROOT / name).is_dir():
             shutil.copytree(ROOT / name, source / name)
         else:

@@ -193,10 +193,7 @@ def test_the_stack_answers_a_video_question_through_the_published_port(
     with openai.OpenAI(base_url=f"{containers.url}/v1", api_key="none", timeout=300) as client:
         answers = [
             client.chat.completions.create(
-                model="hippo",
-                messages=[video_message(url, _QUESTION)],
-                max_tokens=64,
-                **GREEDY,
+                model="hippo", messages=[video_message(url, _QUESTION)], max_tokens=64, **GREEDY
             )
             for url in (data_url(clip), "/media/tray.mp4")
         ]

@@ -62,33 +62,17 @@ async def _wait_for_end(pid: int) -> None:
 @pytest.mark.parametrize(
     ("file", "words", "num_frames"),
     [
-        (
-            {"container": "matroska", "codec": "libx264", "num_audio": 8},
-            "the file has 9 tracks; at most 8 are allowed: send the video's track alone",
-            4,
-        ),
-        (
-            {"container": "matroska", "codec": "mpeg4", "num_frames": 120, "fps": 30},
-            "more than the 119 frames allowed",
-            8,
-        ),
-        (
-            {"container": "matroska", "codec": "mpeg4", "num_frames": 50, "fps": 1000},
-            "frames a second; at most 500 are allowed",
-            4,
-        ),
-        (
-            {"container": "mp4", "codec": "libx264", "width": 130, "height": 100},
-            "130 x 100 pixels; at most 12,999 are allowed",
-            4,
-        ),
+        ({"num_audio": 8}, "the file has 9 tracks; at most 8 are allowed: send the video's", 4),
+        ({"num_frames": 120, "fps": 30}, "more than the 119 frames allowed", 8),
+        ({"num_frames": 50, "fps": 1000}, "frames a second; at most 500 are allowed", 4),
+        ({"width": 130, "height": 100}, "130 x 100 pixels; at most 12,999 are allowed", 4),
     ],
     ids=["tracks", "frames in the file", "frames a second", "pixels"],
 )
 async def test_a_file_decodes_up_to_a_limit(
     small: MediaDecoder, large: MediaDecoder, file: dict[str, Any], words: str, num_frames: int
 ) -> None:
-    data = encode(**file)
+    data = encode("matroska", "mpeg4", **file)
     assert words in await refusal(small, Media(MediaKind.VIDEO, data))
     assert await num_decoded(large, data) == num_frames
 
