@@ -1,24 +1,22 @@
-"""Training: a stopped stage ends bit for bit as one that was not; the bundled checkpoints and clips."""
+"""A stopped stage of training ends bit for bit as one that was not; bundled checkpoints."""
 
 from __future__ import annotations
 
 import contextlib
 from pathlib import Path
 from typing import Any
-import pytest
-import torch
-from demo import train
-from demo.training import batches, language, loop, models, tower
-from demo.training.batches import Encoder
-from demo.world.sizes import Size
-from pathlib import Path
-from typing import Any
+
 import pytest
 import torch
 from transformers import AutoProcessor, Qwen2_5_VLForConditionalGeneration
+
+from demo import train
+from demo.training import batches, language, loop, models, tower
+from demo.training.batches import Encoder
 from demo.training.export import MODELS
 from demo.training.inference import Asked, greedy, load
 from demo.world import clips, texts
+from demo.world.sizes import Size
 
 SHAPE = models.DemoShape(num_layers=1, vocab_size=512)
 RECIPE = batches.Recipe(
@@ -113,9 +111,6 @@ def test_a_stage_names_the_stage_that_it_needs(
     monkeypatch.setattr("sys.argv", ["demo.train", *options])
     with pytest.raises(SystemExit, match="--stages tower"):
         train.main()
-
-
-MEGABYTE = 1e6
 
 
 @pytest.mark.parametrize("name", ["target", "draft"])

@@ -108,7 +108,8 @@ def soak(
     samples: dict[str, list[Sample]] = {}
     seconds = 60 * plan.minutes
     began_s = time.monotonic()
-    visitors = [Visitor(stack.url, tasks, tally, stop, plan.seed + n) for n in range(plan.clients)]
+    chances = [random.Random(plan.seed + number) for number in range(plan.clients)]
+    visitors = [Visitor(stack.url, tasks, tally, stop, chance) for chance in chances]
     threads = [threading.Thread(target=visitor.run) for visitor in visitors]
     threads.append(threading.Thread(target=watch_memory, args=(stack.pids, stop, samples)))
     timer = threading.Timer(seconds, stop.set)

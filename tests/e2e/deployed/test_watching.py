@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import re
 import signal
 import threading
@@ -60,10 +59,7 @@ class Watched:
     def panel(self, title: str, **labels: str) -> float:
         """What the first query of a panel shows for these labels now; NaN for nothing."""
         (panel,) = [panel for panel in PANELS if panel.title == title]
-        samples = self.prometheus.query(panel.exprs[0].replace(PANEL_WINDOW, WINDOW))
-        values = [item.value for item in samples if labels.items() <= item.labels.items()]
-        assert len(values) <= 1, title
-        return values[0] if values else math.nan
+        return self.prometheus.value(panel.exprs[0].replace(PANEL_WINDOW, WINDOW), **labels)
 
     @contextmanager
     def traffic(self, **speculative: Any) -> Iterator[None]:

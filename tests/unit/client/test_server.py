@@ -10,7 +10,7 @@ from contextlib import closing, contextmanager
 
 import pytest
 
-from hippo.client.answers import Answer, AnswerReader, error_message, read_answer
+from hippo.client.answers import AnswerReader, error_message, read_answer
 from hippo.client.requests import Question, RequestForm, probe
 from hippo.client.server import Connection, Server, error_from
 from hippo.errors import HippoError, InvalidRequestError, OverloadedError, UnavailableError
@@ -189,14 +189,6 @@ def test_comments_carriage_returns_and_missing_spaces_are_read() -> None:
     assert reader.feed_data(b'data:{"choices":[{"delta":{"content":"a"}}]}\r\n\r\n', 2.0) == ["a"]
     assert reader.feed_data(b'data: {"choices":[{"delta":null}]}\r\ndata: [DONE]\r\n', 3.0) == []
     assert reader.answer(0.0).piece_s == (2.0,)
-
-
-def test_decoding_is_timed_by_a_gateways_clock_else_the_clients() -> None:
-    figures = {"timings_ms": {"decode": 600.0}}
-    gateway = Answer(text="", asked_s=0.0, piece_s=(1, 1.5), token_ids=(1, 2, 3), figures=figures)
-    plain = Answer(text="", asked_s=0.0, piece_s=(1, 1.5))
-    assert (gateway.decode_s, plain.decode_s) == (0.6, 0.5)
-    assert gateway.decode_s_per_token == pytest.approx(0.3)
 
 
 def test_an_error_in_the_stream_is_raised() -> None:
