@@ -109,11 +109,8 @@ def test_too_little_traffic_is_no_judgement_and_what_is_missing_is_told() -> Non
     text = 'hippo_service_up{service="target"} 1\n'
     assert _problems(parse_scrape(text)) == ["no draft is configured: every answer is target-only"]
     findings = diagnose(parse_scrape(text + 'hippo_service_up{service="draft"} 1\n'))
-    assert [finding.severity for finding in findings] == [
-        Severity.GOOD,
-        Severity.UNKNOWN,
-        Severity.UNKNOWN,
-    ]
+    unknown = [Severity.UNKNOWN] * 2
+    assert [finding.severity for finding in findings] == [Severity.GOOD, *unknown]
     assert "no target-only step was measured yet" in findings[1].text
 
 
