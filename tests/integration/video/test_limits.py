@@ -5,11 +5,9 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import os
-import re
 import signal
 import struct
 from collections.abc import AsyncIterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -159,17 +157,6 @@ async def test_time() -> None:
         assert decoder.worker_pids[0] != pid
         with pytest.raises(ProcessLookupError):
             await _wait_for_end(pid or 0)
-
-
-@pytest.mark.skipif(not Path("/proc/self/limits").exists(), reason="Linux counts the memory")
-async def test_the_worker_cannot_take_more_memory_than_it_may(large: MediaDecoder) -> None:
-    limits = Path(f"/proc/{large.worker_pids[0]}/limits").read_text()
-    statm = Path(f"/proc/{large.worker_pids[0]}/statm").read_text()
-    found = re.search(r"Max address space\s+(\d+)\s+(\d+)", limits)
-    assert found is not None
-    soft, hard = int(found[1]), int(found[2])
-    assert soft == hard
-    assert soft - int(statm.split()[0]) * os.sysconf("SC_PAGE_SIZE") <= ENOUGH.max_memory_bytes
 
 
 async def test_a_bomb_ends_in_an_error_and_the_next_file_is_decoded() -> None:

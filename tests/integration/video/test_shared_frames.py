@@ -135,7 +135,7 @@ async def test_a_decoder_that_waits_for_another_process_is_free(tmp_path: Path) 
     await decoded(target, "11" * 32, giving(1), turns)
     assert not second.done()
     going_on.set()
-    assert await asyncio.gather(first, second) == [3, 3]
+    assert [await first, await second] == [3, 3]
 
 
 async def test_what_is_too_expensive_for_one_turn_is_decoded_in_another(tmp_path: Path) -> None:

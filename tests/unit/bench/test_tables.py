@@ -110,14 +110,9 @@ def test_a_weaker_draft_differs_from_the_bundled_one_in_its_weights(tmp_path: Pa
 
 def test_the_typical_run_of_a_load_is_that_of_median_throughput() -> None:
     speeds = (("a", 1, 5.0), ("a", 1, 9.0), ("a", 1, 7.0), ("a", 2, 1.0))
+    counts = {"num_equal": 2, "num_answers": 3}
     lines = [
-        {
-            "system": system,
-            "num_clients": count,
-            "tokens_per_s": speed,
-            "num_equal": 2,
-            "num_answers": 3,
-        }
+        {"system": system, "num_clients": count, "tokens_per_s": speed, **counts}
         for system, count, speed in speeds
     ]
     first, second = typical_lines(lines)

@@ -8,6 +8,7 @@ import random
 import subprocess
 import sys
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -33,19 +34,16 @@ DEFAULT = FramePlan(fps=2.0, min_frames=4, max_frames=768)
 @pytest.fixture(scope="module")
 def reference() -> Any:
     """Transformers' own ``sample_frames`` with the processor's defaults."""
-    torchvision = pytest.importorskip("hippo.models.loading._torchvision")
-    torchvision.ensure_torchvision()
+    pytest.importorskip("hippo.models.loading._torchvision").ensure_torchvision()
     from transformers.models.qwen2_vl.video_processing_qwen2_vl import Qwen2VLVideoProcessor
     from transformers.video_utils import VideoMetadata
 
     processor = Qwen2VLVideoProcessor()
 
-    def indices(total: int, fps: float, plan: FramePlan) -> list[int]:
+    def indices(total: int, fps: float, plan: FramePlan) -> Any:
         metadata = VideoMetadata(total_num_frames=total, fps=fps, duration=total / fps)
-        result: list[int] = processor.sample_frames(
-            metadata, fps=plan.fps, min_frames=plan.min_frames, max_frames=plan.max_frames
-        ).tolist()
-        return result
+        numbers = {"min_frames": plan.min_frames, "max_frames": plan.max_frames}
+        return processor.sample_frames(metadata, fps=plan.fps, **numbers).tolist()
 
     return indices
 
@@ -160,20 +158,14 @@ LLAVA = FrameLimits(num_frames=32, frame_multiple=1, fixed_size=(384, 384), fixe
 
 @pytest.fixture(scope="module")
 def transformers_processor() -> Any:
-    torchvision = pytest.importorskip("hippo.models.loading._torchvision")
-    torchvision.ensure_torchvision()
-    from transformers.models.qwen2_vl import image_processing_qwen2_vl, video_processing_qwen2_vl
-
-    image = image_processing_qwen2_vl.Qwen2VLImageProcessor
-    video = video_processing_qwen2_vl.Qwen2VLVideoProcessor
-
-    @dataclasses.dataclass
-    class Processor:
-        image_processor: Any
-        video_processor: Any
+    pytest.importorskip("hippo.models.loading._torchvision").ensure_torchvision()
+    from transformers.models.qwen2_vl import image_processing_qwen2_vl as images
+    from transformers.models.qwen2_vl import video_processing_qwen2_vl as videos
 
     def make(**size: Any) -> Any:
-        return Processor(image(**size), video(cap_pixels_per_frame=True, **size))
+        video = videos.Qwen2VLVideoProcessor(cap_pixels_per_frame=True, **size)
+        image = images.Qwen2VLImageProcessor(**size)
+        return SimpleNamespace(image_processor=image, video_processor=video)
 
     return make
 
