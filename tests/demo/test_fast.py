@@ -45,17 +45,6 @@ def video_inputs(batch: Batch, row: int) -> dict[str, torch.Tensor]:
     }
 
 
-def test_patches_equal_the_video_processors() -> None:
-    clip = clips.held_out("short", 2)
-    frames = clips.through_codec(clip)
-    processor = Qwen2VLVideoProcessor(
-        size={"shortest_edge": 3136, "longest_edge": 602112}, cap_pixels_per_frame=False
-    )
-    made = processor(videos=[torch.from_numpy(frames).permute(0, 3, 1, 2)], return_tensors="pt")
-    own = pixels.patchify(torch.from_numpy(frames)[None])[0].flatten(0, 1)
-    assert torch.allclose(made["pixel_values_videos"], own, atol=1e-5)
-
-
 @pytest.mark.parametrize("frame_rate", clips.FRAME_RATES)
 def test_frames_are_sampled_as_the_processor_samples_them(frame_rate: int) -> None:
     total = 6 * frame_rate
@@ -93,19 +82,6 @@ def test_the_tower_and_the_whole_forward_equal_transformers(encoder: Encoder, ba
             start = end
 
 
-def test_positions_equal_the_models_own(encoder: Encoder, batch: Batch) -> None:
-    model = models.build(SHAPE, encoder.special)
-    for row, length in enumerate(batch.sequences.lengths.tolist()):
-        ids = torch.from_numpy(batch.sequences.ids[row : row + 1, :length])
-        positions, _ = model.model.get_rope_index(
-            ids,
-            mm_token_type_ids=(ids == encoder.special.video_pad).int() * 2,
-            video_grid_thw=video_inputs(batch, row)["video_grid_thw"],
-            second_per_grid_ts=torch.tensor([1.0]),
-        )
-        assert np.array_equal(positions[:, 0].numpy(), batch.sequences.positions[:, row, :length])
-
-
 def test_dropped_tokens_leave_the_others_positions_as_they_were(
     encoder: Encoder, batch: Batch
 ) -> None:
@@ -137,11 +113,7 @@ def test_a_grown_model_computes_the_same(encoder: Encoder, batch: Batch) -> None
 
 @pytest.mark.parametrize("is_video_first", [True, False])
 def test_an_exported_model_sees_in_hippo_what_it_was_trained_on(
-    trained: Any,
-    encoder: Encoder,
-    batch: Batch,
-    is_video_first: bool,
-    tmp_path: Path,
+    trained: Any, encoder: Encoder, batch: Batch, is_video_first: bool, tmp_path: Path
 ) -> None:
     torch.manual_seed(0)
     model = models.build(SHAPE, encoder.special)

@@ -6,10 +6,11 @@ tests/integration/video/test_odd_files.py.
 
 from __future__ import annotations
 
+import functools
 import io
 import struct
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from fractions import Fraction
 from pathlib import Path
@@ -42,41 +43,48 @@ def encode(
     options: dict[str, str] | None = None,
     container_options: dict[str, str] | None = None,
     metadata: dict[str, str] | None = None,
-    paint: Callable[[int, int, int], Pixels] | None = None,
+    context: Mapping[str, Any] | None = None,
+    paint: Callable[[int, int, int], Pixels | av.VideoFrame] | None = None,
 ) -> bytes:
-    """A clip that grows brighter; ``ticks`` are frame times in thousandths of a second.
+    """A clip that grows brighter; ``ticks`` are frame times in thousandths of a second, ``context``
+    is further attributes of the codec's.
 
     ``paint`` gives other frames (RGB) by number, width and height. Not less than 64 wide with
     libx265, which then writes beyond its own buffers.
     """
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder, "clip")
-        with av.open(path, "w", format=container, container_options=container_options) as output:
-            output.metadata.update(metadata or {})
-            stream = cast("VideoStream", output.add_stream(codec, rate=fps, options=options or {}))
-            stream.width, stream.height, stream.pix_fmt = width, height, pix_fmt
+
+    def painted(number: int) -> av.VideoFrame:
+        if paint is not None:
+            pixels = paint(number, width, height)
+            if isinstance(pixels, av.VideoFrame):
+                return pixels
+        else:
+            pixels = np.full((height, width, 4), 20 + number * 200 // num_frames, np.uint8)
+            pixels[: height // 2, :, 3] = 255
+        layout = "rgb24" if pixels.shape[2] == 3 else "rgba"
+        return av.VideoFrame.from_ndarray(pixels, format=layout)
+
+    def fill(output: Any) -> None:
+        output.metadata.update(metadata or {})
+        stream = cast("VideoStream", output.add_stream(codec, rate=fps, options=options or {}))
+        stream.width, stream.height, stream.pix_fmt = width, height, pix_fmt
+        for name, value in (context or {}).items():
+            setattr(stream.codec_context, name, value)
+        if ticks is not None:
+            stream.codec_context.time_base = stream.time_base = Fraction(1, 1000)
+        if rotation:
+            stream.set_display_rotation(rotation)
+        sounds = [_sound(output) for _ in range(num_audio)]
+        for number in range(num_frames):
+            frame = painted(number)
             if ticks is not None:
-                stream.codec_context.time_base = stream.time_base = Fraction(1, 1000)
-            if rotation:
-                stream.set_display_rotation(rotation)
-            sounds = [
-                output.add_stream("pcm_s16le", rate=8000, layout="mono") for _ in range(num_audio)
-            ]
-            for number in range(num_frames):
-                if paint is not None:
-                    pixels = paint(number, width, height)
-                else:
-                    pixels = np.full((height, width, 4), 20 + number * 200 // num_frames, np.uint8)
-                    pixels[: height // 2, :, 3] = 255
-                layout = "rgb24" if pixels.shape[2] == 3 else "rgba"
-                frame = av.VideoFrame.from_ndarray(pixels, format=layout)
-                if ticks is not None:
-                    frame.pts, frame.time_base = ticks[number], Fraction(1, 1000)
-                output.mux(stream.encode(frame))
-            output.mux(stream.encode())
-            for sound in sounds:
-                _silence(output, sound)
-        return path.read_bytes()
+                frame.pts, frame.time_base = ticks[number], Fraction(1, 1000)
+            output.mux(stream.encode(frame))
+        output.mux(stream.encode())
+        for sound in sounds:
+            _silence(output, sound)
+
+    return written(container, fill, container_options)
 
 
 def encode_av1() -> bytes:
@@ -94,13 +102,24 @@ def _silence(output: Any, stream: Any) -> None:
     output.mux(stream.encode())
 
 
-def sound_only() -> bytes:
-    """An mkv with sound and no picture."""
+def written(
+    container: str, fill: Callable[[Any], None], options: dict[str, str] | None = None
+) -> bytes:
+    """A file with what ``fill`` muxes."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder, "clip")
-        with av.open(path, "w", format="matroska") as output:
-            _silence(output, output.add_stream("pcm_s16le", rate=8000, layout="mono"))
+        with av.open(path, "w", format=container, container_options=options) as output:
+            fill(output)
         return path.read_bytes()
+
+
+def _sound(output: Any) -> Any:
+    return output.add_stream("pcm_s16le", rate=8000, layout="mono")
+
+
+def sound_only() -> bytes:
+    """An mkv with sound and no picture."""
+    return written("matroska", lambda output: _silence(output, _sound(output)))
 
 
 def picture(
@@ -144,31 +163,31 @@ def with_palette() -> bytes:
     """An avi of 16 frames, each of one colour of a palette that comes with the first."""
     palette = np.zeros((256, 4), np.uint8)  # alpha, red, green, blue
     palette[:, 0], palette[:, 1], palette[:, 2] = 255, np.arange(256), 40
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder, "clip")
-        with av.open(path, "w", format="avi") as output:
-            stream = output.add_stream("rawvideo", rate=4)
-            stream.width, stream.height, stream.pix_fmt = 64, 32, "pal8"
-            for number in range(16):
-                indices = np.full((32, 64), 100 + number, np.uint8)
-                both: Any = (indices, palette)
-                frame = av.VideoFrame.from_ndarray(both, format="pal8")
-                output.mux(stream.encode(frame))
-            output.mux(stream.encode())
-        return path.read_bytes()
+
+    def paint(number: int, width: int, height: int) -> av.VideoFrame:
+        both: Any = (np.full((height, width), 100 + number, np.uint8), palette)
+        return av.VideoFrame.from_ndarray(both, format="pal8")
+
+    return encode("avi", "rawvideo", num_frames=16, pix_fmt="pal8", paint=paint)
+
+
+def remuxed(data: bytes, container: str, change: Callable[[int, Any], bool]) -> bytes:
+    """The packets that ``change``, which may change their times, wants."""
+    file = io.BytesIO()
+    with av.open(io.BytesIO(data), "r") as source, av.open(file, "w", format=container) as output:
+        stream = source.streams.video[0]
+        copied = output.add_stream_from_template(stream)
+        for number, packet in enumerate(source.demux(stream)):
+            if packet.dts is not None and change(number, packet):
+                packet.stream = copied
+                output.mux(packet)
+    return file.getvalue()
 
 
 def between_keys() -> bytes:
     """A transport stream whose first key frame is missing."""
     whole = encode("mpegts", "libx264", num_frames=16, options={"g": "8", "bf": "0"})
-    file = io.BytesIO()
-    with av.open(io.BytesIO(whole), "r") as source, av.open(file, "w", format="mpegts") as output:
-        copied = output.add_stream_from_template(source.streams.video[0])
-        for number, packet in enumerate(source.demux(video=0)):
-            if packet.dts is not None and number:
-                packet.stream = copied
-                output.mux(packet)
-    return file.getvalue()
+    return remuxed(whole, "mpegts", lambda number, _: number > 0)
 
 
 def frame_list(num_frames: int = 4) -> bytes:
@@ -178,71 +197,65 @@ def frame_list(num_frames: int = 4) -> bytes:
     return pack_frames(images, seconds, end_s=float(num_frames))
 
 
+def clip(*kind: Any, **options: Any) -> Build:
+    return functools.partial(encode, *kind, **options)
+
+
+def image(*kind: Any, **options: Any) -> Build:
+    return functools.partial(picture, *kind, **options)
+
+
+FASTSTART = {"movflags": "faststart"}
+FRAGMENTS = {"movflags": "frag_keyframe+empty_moov"}
+FAST = {"deadline": "realtime"}
+X265 = {"x265-params": "log-level=none"}
+PQ = "colorprim=bt2020:transfer=smpte2084:colormatrix=bt2020nc"
 VIDEOS: dict[str, Build] = {
-    "mp4 h264": lambda: encode("mp4", "libx264"),
-    "mp4 h264 with the index first": lambda: encode(
-        "mp4", "libx264", container_options={"movflags": "faststart"}
-    ),
-    "mp4 in fragments": lambda: encode(
-        "mp4", "libx264", container_options={"movflags": "frag_keyframe+empty_moov"}
-    ),
-    "mp4 with frames that refer to later ones": lambda: encode(
+    "mp4 h264": clip("mp4", "libx264"),
+    "mp4 h264 with the index first": clip("mp4", "libx264", container_options=FASTSTART),
+    "mp4 in fragments": clip("mp4", "libx264", container_options=FRAGMENTS),
+    "mp4 with frames that refer to later ones": clip(
         "mp4", "libx264", num_frames=16, options={"bf": "3", "g": "8"}
     ),
-    "mp4 mpeg4": lambda: encode("mp4", "mpeg4"),
-    "mp4 hevc": lambda: encode("mp4", "libx265", options={"x265-params": "log-level=none"}),
-    "mov prores": lambda: encode("mov", "prores_ks", pix_fmt="yuv422p10le"),
-    "mov png with alpha": lambda: encode("mov", "png", pix_fmt="rgba"),
-    "mov with 10 bits": lambda: encode("mov", "libx264", pix_fmt="yuv420p10le"),
-    "webm vp8": lambda: encode("webm", "libvpx", options={"deadline": "realtime"}),
-    "webm vp9": lambda: encode("webm", "libvpx-vp9", options={"deadline": "realtime"}),
-    "webm vp9 with alpha": lambda: encode(
-        "webm", "libvpx-vp9", pix_fmt="yuva420p", options={"deadline": "realtime"}
-    ),
+    "mp4 mpeg4": clip("mp4", "mpeg4"),
+    "mp4 hevc": clip("mp4", "libx265", options=X265),
+    "mov prores": clip("mov", "prores_ks", pix_fmt="yuv422p10le"),
+    "mov png with alpha": clip("mov", "png", pix_fmt="rgba"),
+    "mov with 10 bits": clip("mov", "libx264", pix_fmt="yuv420p10le"),
+    "webm vp8": clip("webm", "libvpx", options=FAST),
+    "webm vp9": clip("webm", "libvpx-vp9", options=FAST),
+    "webm vp9 with alpha": clip("webm", "libvpx-vp9", pix_fmt="yuva420p", options=FAST),
     "webm av1": encode_av1,
-    "mkv ffv1 of an odd size": lambda: encode(
-        "matroska", "ffv1", width=33, height=17, pix_fmt="yuv444p"
-    ),
-    "mkv without cues": lambda: encode("matroska", "libx264", container_options={"live": "1"}),
-    "avi huffyuv": lambda: encode("avi", "huffyuv", pix_fmt="yuv422p"),
-    "mkv raw": lambda: encode("matroska", "rawvideo", width=16, height=16, pix_fmt="yuv420p"),
-    "mkv with sound": lambda: encode("matroska", "libx264", num_audio=2),
-    "avi mpeg4": lambda: encode("avi", "mpeg4"),
-    "avi mjpeg": lambda: encode("avi", "mjpeg", pix_fmt="yuvj420p"),
+    "mkv ffv1 of an odd size": clip("matroska", "ffv1", width=33, height=17, pix_fmt="yuv444p"),
+    "mkv without cues": clip("matroska", "libx264", container_options={"live": "1"}),
+    "avi huffyuv": clip("avi", "huffyuv", pix_fmt="yuv422p"),
+    "mkv raw": clip("matroska", "rawvideo", width=16, height=16, pix_fmt="yuv420p"),
+    "mkv with sound": clip("matroska", "libx264", num_audio=2),
+    "avi mpeg4": clip("avi", "mpeg4"),
+    "avi mjpeg": clip("avi", "mjpeg", pix_fmt="yuvj420p"),
     "avi without an index": lambda: without(encode("avi", "mpeg4"), b"idx1"),
     "avi of 0 fps": lambda: zero_fps(encode("avi", "mpeg4")),
-    "mpeg-ts h264": lambda: encode("mpegts", "libx264"),
-    "mpeg-ts, interlaced": lambda: encode(
-        "mpegts", "mpeg2video", fps=25, options={"flags": "+ildct+ilme"}
-    ),
-    "mpeg program stream": lambda: encode("mpeg", "mpeg1video", fps=25),
-    "flv": lambda: encode("flv", "flv1"),
-    "wmv": lambda: encode("asf", "wmv2"),
-    "ivf": lambda: encode("ivf", "libvpx", options={"deadline": "realtime"}),
-    "h264 without a container": lambda: encode("h264", "libx264"),
-    "hevc without a container": lambda: encode(
-        "hevc", "libx265", options={"x265-params": "log-level=none"}
-    ),
-    "gif": lambda: encode("gif", "gif", pix_fmt="rgb8"),
-    "variable frame rate": lambda: encode(
-        "mp4", "libx264", ticks=[0, 40, 80, 120, 1000, 1040, 3000, 3900]
-    ),
-    "rotated by 90": lambda: encode("mp4", "libx264", rotation=90),
-    "rotated by 180": lambda: encode("mp4", "libx264", rotation=180),
+    "mpeg-ts h264": clip("mpegts", "libx264"),
+    "mpeg-ts, interlaced": clip("mpegts", "mpeg2video", fps=25, options={"flags": "+ildct+ilme"}),
+    "mpeg program stream": clip("mpeg", "mpeg1video", fps=25),
+    "flv": clip("flv", "flv1"),
+    "wmv": clip("asf", "wmv2"),
+    "ivf": clip("ivf", "libvpx", options=FAST),
+    "h264 without a container": clip("h264", "libx264"),
+    "hevc without a container": clip("hevc", "libx265", options=X265),
+    "gif": clip("gif", "gif", pix_fmt="rgb8"),
+    "variable frame rate": clip("mp4", "libx264", ticks=[0, 40, 80, 120, 1000, 1040, 3000, 3900]),
+    "rotated by 90": clip("mp4", "libx264", rotation=90),
+    "rotated by 180": clip("mp4", "libx264", rotation=180),
     "mirrored": lambda: with_matrix(encode("mp4", "libx264"), -1, 0, 0, 1),
     "transport streams joined": lambda: 2 * encode("mpegts", "libx264"),
-    "webm joined": lambda: 2 * encode("webm", "libvpx", options={"deadline": "realtime"}),
+    "webm joined": lambda: 2 * encode("webm", "libvpx", options=FAST),
     "avi of a palette": with_palette,
     "mpeg-ts that begins between key frames": between_keys,
     "mp4 with bytes behind its last box": lambda: encode("mp4", "libx264") + b"SEFT" * 9,
-    "mp4 of PQ": lambda: encode(
-        "mp4",
-        "libx264",
-        pix_fmt="yuv420p10le",
-        options={"x264-params": "colorprim=bt2020:transfer=smpte2084:colormatrix=bt2020nc"},
-    ),
-    "mp4, anamorphic": lambda: encode("mp4", "libx264", options={"aspect": "4:1"}),
-    "one frame": lambda: encode("mp4", "libx264", num_frames=1),
+    "mp4 of PQ": clip("mp4", "libx264", pix_fmt="yuv420p10le", options={"x264-params": PQ}),
+    "mp4, anamorphic": clip("mp4", "libx264", options={"aspect": "4:1"}),
+    "one frame": clip("mp4", "libx264", num_frames=1),
     "a title in another encoding": lambda: encode(
         "matroska", "libx264", metadata={"title": "clip XXXX"}
     ).replace(b"clip XXXX", b"clip \xe9\xff\xfe\x80"),
@@ -251,24 +264,22 @@ VIDEOS: dict[str, Build] = {
 """Files that are decoded."""
 
 IMAGES: dict[str, Build] = {
-    "jpeg": lambda: picture("JPEG"),
-    "jpeg, progressive": lambda: picture("JPEG", progressive=True),
-    "jpeg, cmyk": lambda: picture("JPEG", "CMYK"),
-    "jpeg, grey": lambda: picture("JPEG", "L"),
-    "png with alpha": lambda: picture("PNG", "RGBA"),
-    "png of a palette": lambda: picture("PNG", "P"),
-    "png of one bit": lambda: picture("PNG", "1"),
-    "webp": lambda: picture("WEBP"),
-    "webp, lossless": lambda: picture("WEBP", "RGBA", lossless=True),
-    "gif": lambda: picture("GIF", "P"),
-    "bmp": lambda: picture("BMP"),
-    "png of 16 bits": lambda: picture("PNG", "I;16"),
-    "png with a transparent colour": lambda: picture("PNG", transparency=(0, 37, 74)),
-    "tiff of floats": lambda: picture("TIFF", "F"),
-    "avif": lambda: picture("AVIF"),
-    "webp, animated": lambda: picture(
-        "WEBP", save_all=True, append_images=[Image.new("RGB", (40, 24))]
-    ),
+    "jpeg": image("JPEG"),
+    "jpeg, progressive": image("JPEG", progressive=True),
+    "jpeg, cmyk": image("JPEG", "CMYK"),
+    "jpeg, grey": image("JPEG", "L"),
+    "png with alpha": image("PNG", "RGBA"),
+    "png of a palette": image("PNG", "P"),
+    "png of one bit": image("PNG", "1"),
+    "webp": image("WEBP"),
+    "webp, lossless": image("WEBP", "RGBA", lossless=True),
+    "gif": image("GIF", "P"),
+    "bmp": image("BMP"),
+    "png of 16 bits": image("PNG", "I;16"),
+    "png with a transparent colour": image("PNG", transparency=(0, 37, 74)),
+    "tiff of floats": image("TIFF", "F"),
+    "avif": image("AVIF"),
+    "webp, animated": image("WEBP", save_all=True, append_images=[Image.new("RGB", (40, 24))]),
 }
 """Still images that are decoded."""
 

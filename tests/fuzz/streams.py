@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import io
 import logging
 import random
 from collections.abc import Awaitable, Callable
@@ -18,8 +19,7 @@ from hippo.types import Block, FramePlan, Media, Pace, Selection, StepLimits
 from hippo.v1 import common_pb2 as pb
 from hippo.v1 import draft_pb2, target_pb2
 from tests.fuzz.findings import Findings
-from tests.fuzz.messages import mutate_message, random_message
-from tests.fuzz.mutate import generator, mutated
+from tests.fuzz.mutate import generator, mutate_message, mutated, random_message
 from tests.support.models.toy_model import ToyDecoder, ToyModel
 from tests.support.running.services import (
     backend_of,
@@ -33,11 +33,7 @@ _METHODS = {
     "draft-stream": "/hippo.v1.DraftService/Draft",
     "target-stream": "/hippo.v1.TargetService/Verify",
 }
-_EXPECTED = {
-    grpc.StatusCode.OK,
-    grpc.StatusCode.INVALID_ARGUMENT,
-    grpc.StatusCode.FAILED_PRECONDITION,
-}
+_EXPECTED = {"OK", "INVALID_ARGUMENT", "FAILED_PRECONDITION"}
 _EOF: Any = grpc.aio.EOF  # type: ignore[attr-defined]
 _END_TIMEOUT_S = 10.0
 _MOST_FRAMES = 64
@@ -56,17 +52,6 @@ class _LimitedDecoder(ToyDecoder):
         return await super().decode(media, plan)
 
 
-class _Tracebacks(logging.Handler):
-    """Keeps what the service logs about its own errors."""
-
-    def __init__(self) -> None:
-        super().__init__(logging.ERROR)
-        self.found: list[str] = []
-
-    def emit(self, record: logging.LogRecord) -> None:
-        self.found.append(logging.Formatter().format(record)[-1500:])
-
-
 async def fuzz_streams(
     name: str,
     num_inputs: int,
@@ -82,7 +67,9 @@ async def fuzz_streams(
     """
     serving: Any = serving_draft if name == "draft-stream" else serving_target
     good = _good_draft if name == "draft-stream" else _good_target
-    tracebacks = _Tracebacks()
+    log = io.StringIO()  # what the service says about its own errors
+    tracebacks = logging.StreamHandler(log)
+    tracebacks.setLevel(logging.ERROR)
     logging.getLogger().addHandler(tracebacks)
     try:
         model = ToyModel()
@@ -104,13 +91,14 @@ async def fuzz_streams(
                     if backend_of(service).engine.counters.num_failed > num_failed:
                         num_failed = backend_of(service).engine.counters.num_failed
                         problem = problem or "a sequence ended by an error of the engine's own"
-                    if tracebacks.found:
+                    if log.getvalue():
                         problem = problem or "a traceback was logged"
                     if not problem and (number + 1) % check_every == 0:
                         problem = await _check_good(good, client, expected)
                     if problem:
-                        findings.fail(number, problem, logged=tracebacks.found[:1])
-                        tracebacks.found.clear()
+                        findings.fail(number, problem, logged=log.getvalue()[-1500:])
+                        log.seek(0)
+                        log.truncate()
                     advance()
             findings.note_resources("at the end")
     finally:
@@ -226,11 +214,8 @@ async def _play(rng: random.Random, method: Any, data: list[bytes]) -> str:
 
 def _problem(outcome: str) -> str | None:
     name, _, details = outcome.partition(": ")
-    if name == "CANCELLED" and "locally" in details.lower():
-        return None
-    if name in {code.name for code in _EXPECTED}:
-        return None
-    return f"ended with {outcome}"
+    is_own = name == "CANCELLED" and "locally" in details.lower()
+    return None if is_own or name in _EXPECTED else f"ended with {outcome}"
 
 
 async def _left_behind(service: EngineService) -> str | None:
@@ -241,10 +226,7 @@ async def _left_behind(service: EngineService) -> str | None:
         if not slots.num_used and not slots.num_waiting and not num_sequences:
             return None
         await asyncio.sleep(0.002)
-    return (
-        f"{slots.num_used} slots, {slots.num_waiting} waiting and {num_sequences} sequences are "
-        "left"
-    )
+    return f"left: {slots.num_used} slots, {slots.num_waiting} waiting, {num_sequences} sequences"
 
 
 async def _check_good(

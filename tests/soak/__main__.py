@@ -3,12 +3,9 @@
     python -m tests.soak                                     10 minutes, 12 clients on 8 slots
     python -m tests.soak --minutes 2 --dtype bfloat16
 
-First target-only answers every task, one at a time. Then clients ask in closed loops, more of them
-than there are slots: most read their answer, which must be target-only's token for token, some
-leave before the first token or in mid-answer, some read slowly, some ask what must be refused.
-Meanwhile the draft is killed and started again, or stopped and continued, every ten seconds or so;
-in the last 40 % of the time it is only stopped, so that its memory can be watched too. At the end
-every slot of both services must be free. Exits with 1 if anything was not as it must be.
+Most clients read their answer, which must be target-only's token for token; others leave, read
+slowly, or ask what must be refused. In the last 40 % of the time the draft is only stopped, so that
+its memory can be watched. Exits with 1 if anything was not as docs/reliability.md, "Soak", says.
 """
 
 from __future__ import annotations
@@ -16,12 +13,13 @@ from __future__ import annotations
 import argparse
 import json
 import random
+import signal
 import sys
 import tempfile
 import threading
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -31,10 +29,10 @@ from rich.console import Console
 from bench.answers.runs import bundled_pair, questions_about
 from bench.base.clips import held_out_clips
 from bench.base.options import add_out, new_result, parser_of, write_result
+from hippo.cli.stack import Stack
 from hippo.client.server import Server
 from hippo.client.tables import progress_bar
 from tests.soak.memory import Sample, growth_mb_a_minute, watch_memory
-from tests.soak.trouble import Trouble, trouble_draft
 from tests.soak.visitors import Tally, Task, Visitor, body
 from tests.support.running.stack import RunningStack, run_stack
 
@@ -46,21 +44,20 @@ SAMPLINGS: tuple[dict[str, Any], ...] = (
 )
 MAX_GROWTH_MB = 1.0  # a minute
 _IDLE_S = 15.0  # in which everything must be free at the end
-_KILLS_SHARE = 0.6
+_KILLS_SHARE = 0.6  # of the time
+_BETWEEN_S = (6.0, 16.0)  # from one trouble to the next
+_GONE_S = (0.5, 4.0)  # how long a killed draft stays away
+_STOPPED_S = (0.5, 6.0)
+_KILLED_SHARE = 0.5
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """How long, how many clients, and from when on memory counts."""
+    """How long, how many clients, and what decides about chance."""
 
     minutes: float
-    num_clients: int
+    clients: int
     seed: int
-
-    @property
-    def warm_s(self) -> float:
-        """Seconds of a process' life in which its caches fill."""
-        return min(120.0, 60 * self.minutes / 5)
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -77,7 +74,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         clips = held_out_clips(Path(folder), kind="short", num_clips=args.num_clips)
         questions = questions_about(clips)
         tasks = [Task(question, form) for question in questions for form in SAMPLINGS]
-        found = soak(stack, expected(stack.url, tasks, console), plan, console)
+        found = soak(stack, expected(stack.url, tasks, console), plan)
     facts = {"dtype": args.dtype, "slots": args.slots, "cache_mb": args.cache_mb}
     result = new_result("tests.soak", argv, **facts, **asdict(plan), **found)
     write_result(args.out, result)
@@ -104,48 +101,65 @@ def expected(
 
 
 def soak(
-    stack: RunningStack, tasks: Sequence[Task], plan: Plan, console: Console, *, kills: bool = True
+    stack: RunningStack, tasks: Sequence[Task], plan: Plan, *, kills: bool = True
 ) -> dict[str, Any]:
     """Runs the clients and the trouble beside each other; returns what came of it."""
     tally, stop = Tally(), threading.Event()
     samples: dict[str, list[Sample]] = {}
-    troubles: list[Trouble] = []
     seconds = 60 * plan.minutes
     began_s = time.monotonic()
-    threads = [
-        threading.Thread(target=Visitor(stack.url, tasks, tally, stop, plan.seed + n).run)
-        for n in range(plan.num_clients)
-    ]
+    chances = [random.Random(plan.seed + number) for number in range(plan.clients)]
+    visitors = [Visitor(stack.url, tasks, tally, stop, chance) for chance in chances]
+    threads = [threading.Thread(target=visitor.run) for visitor in visitors]
     threads.append(threading.Thread(target=watch_memory, args=(stack.pids, stop, samples)))
-    threads.append(threading.Thread(target=_wait, args=(seconds, stop, console)))
-    for thread in threads:
+    timer = threading.Timer(seconds, stop.set)
+    for thread in (*threads, timer):
         thread.start()
     try:
         # In this thread, which outlives the drafts: Linux ends a child with the thread it is of.
-        trouble_draft(
-            stack.stack,
-            stop,
-            random.Random(plan.seed),
-            kills_until_s=_KILLS_SHARE * seconds if kills else 0.0,
-            on_trouble=troubles.append,
-        )
+        kills_until_s = _KILLS_SHARE * seconds if kills else 0.0
+        troubles = Counter(_trouble_draft(stack.stack, stop, plan.seed, kills_until_s))
     finally:
+        timer.cancel()
         stop.set()
         for thread in threads:
             thread.join()
+    growth = {
+        name: growth_mb_a_minute(series, after_s=min(120.0, seconds / 5))  # its caches fill
+        for name, series in samples.items()
+    }
     return {
         "seconds": time.monotonic() - began_s,
         "outcomes": dict(sorted(tally.outcomes.items())),
         "faults": tally.faults,
         "num_tokens": tally.num_tokens,
-        "troubles": [asdict(each) for each in troubles],
+        "troubles": dict(troubles),
         "memory": {name: [asdict(each) for each in series] for name, series in samples.items()},
-        "growth_mb_a_minute": {
-            name: growth_mb_a_minute(series, after_s=plan.warm_s)
-            for name, series in samples.items()
-        },
+        "growth_mb_a_minute": growth,
         **_left_behind(stack),
     }
+
+
+def _trouble_draft(
+    stack: Stack, stop: threading.Event, seed: int, kills_until_s: float
+) -> Iterator[str]:
+    """Kills the draft and starts it again, or stops and continues it, until ``stop``; yields what
+    it did. After ``kills_until_s`` it only stops and continues."""
+    draft, began_s, rng = stack.child("draft"), time.monotonic(), random.Random(seed)
+    while not stop.wait(rng.uniform(*_BETWEEN_S)):
+        if time.monotonic() - began_s < kills_until_s and rng.random() < _KILLED_SHARE:
+            draft.send_signal(signal.SIGKILL)
+            draft.wait(5.0)
+            stop.wait(rng.uniform(*_GONE_S))
+            stack.start_service("draft")
+            yield "killed"
+        else:
+            draft.send_signal(signal.SIGSTOP)
+            try:
+                stop.wait(rng.uniform(*_STOPPED_S))
+            finally:
+                draft.send_signal(signal.SIGCONT)
+            yield "stopped"
 
 
 def problems(result: dict[str, Any]) -> list[str]:
@@ -160,39 +174,24 @@ def problems(result: dict[str, Any]) -> list[str]:
     return found
 
 
-def rows(result: dict[str, Any]) -> list[tuple[str, str]]:
-    """What was done and what came of it, by name."""
-    outcomes, troubles = result["outcomes"], Counter(t["kind"] for t in result["troubles"])
+def rows(result: dict[str, Any]) -> Iterator[tuple[str, str]]:
+    """Yields what was done and what came of it, by name."""
+    outcomes = result["outcomes"]
     finished = sum(count for name, count in outcomes.items() if name.endswith("equal answer"))
     different = outcomes.get("answered differently", 0)
-    lines = [
-        ("minutes", f"{result['seconds'] / 60:.1f}"),
-        ("clients, slots", f"{result['num_clients']}, {result['slots']}"),
-        ("requests", f"{sum(outcomes.values()):,}"),
-        *((name, f"{count:,}") for name, count in outcomes.items()),
-        ("finished answers equal to target-only's", f"{finished:,} of {finished + different:,}"),
-        ("tokens of them", f"{result['num_tokens']:,}"),
-        ("draft killed and started again", f"{troubles['killed']}"),
-        ("draft stopped and continued", f"{troubles['stopped']}"),
-        ("what should not have been", f"{len(result['faults'])}"),
-        *((f"in use at the end: {name}", f"{count:g}") for name, count in result["left"].items()),
-        ("all free after the last client", f"{result['idle_after_s']:.2f} s"),
-    ]
+    yield "clients, slots", f"{result['clients']}, {result['slots']}"
+    yield f"requests in {result['seconds'] / 60:.1f} minutes", f"{sum(outcomes.values()):,}"
+    yield from ((name, f"{count:,}") for name, count in outcomes.items())
+    yield "finished answers equal to target-only's", f"{finished:,} of {finished + different:,}"
+    yield "tokens of them", f"{result['num_tokens']:,}"
+    yield from ((f"draft {kind}", f"{count}") for kind, count in result["troubles"].items())
+    yield "what should not have been", f"{len(result['faults'])}"
+    yield from ((f"{name}, at the end", f"{count:g}") for name, count in result["left"].items())
+    yield "all free after the last client", f"{result['idle_after_s']:.2f} s"
     for name, slope in result["growth_mb_a_minute"].items():
         last = f"{result['memory'][name][-1]['resident_mb']:,.0f} MB at the end"
         grew = "life too short" if slope is None else f"{slope:+.2f} MB a minute"
-        lines.append((f"resident memory of the {name}", f"{grew}, {last}"))
-    return lines
-
-
-def _wait(seconds: float, stop: threading.Event, console: Console) -> None:
-    """Sets ``stop`` after so long, with a progress bar."""
-    began_s = time.monotonic()
-    with progress_bar(console) as progress:
-        task = progress.add_task("soak", total=seconds)
-        while (passed_s := time.monotonic() - began_s) < seconds and not stop.wait(0.5):
-            progress.update(task, completed=passed_s)
-    stop.set()
+        yield f"memory of the {name}", f"{grew}, {last}"
 
 
 def _left_behind(stack: RunningStack) -> dict[str, Any]:

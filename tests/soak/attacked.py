@@ -5,14 +5,9 @@
     python -m tests.soak.attacked --minutes 2 --only gif,grammars
     python -m tests.soak.attacked --publish          writes the table into docs/reliability.md too
 
-Target-only answers the clients' questions first. Then the clients ask alone, and beside each
-attack, and alone again after it. Each has a key and asks one question after the other about a video
-or a text, on a new connection and without help of a cache. Beside an attack an answer may take at
-most twice as long as the longest for such a question in the quiet times before and after it (a
-machine that is shared with others changes its speed), it must be target-only's token for token,
-no request may fail, and the memory of each service must stay within the limit that the Compose
-files set. Exits with 1, and says what was not so. The attacker is a process that takes the
-processor time that is left, and has the same cores: what it takes from the services counts.
+What must hold for the clients: docs/reliability.md, "Attacks". Each has a key and asks one question
+after the other about a video or a text, on a new connection and without help of a cache. Exits with
+1, and says what was not so.
 """
 
 from __future__ import annotations
@@ -29,6 +24,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -45,11 +41,11 @@ from bench.pages.results import environment_line
 from hippo.base.subprocesses import importing_environment
 from hippo.client.requests import Question, new_salt, question_about
 from hippo.client.server import Server
-from hippo.client.tables import markdown, progress_bar
+from hippo.client.tables import markdown
 from hippo.errors import HippoError
 from tests.soak.__main__ import expected
 from tests.soak.attacker import Aim
-from tests.soak.attacks import ATTACKS, sentence
+from tests.soak.attacks import ATTACKS
 from tests.soak.memory import reset_peaks, tree_mb
 from tests.soak.promises import (
     MAX_RECOVERY_S,
@@ -121,8 +117,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     args = _parse(argv)
     console = wide_console()
     if args.list:
-        for name in ATTACKS:
-            console.print(f"{name:20} {sentence(name)}", highlight=False)
+        for name, attack in ATTACKS.items():
+            console.print(f"{name:20} {attack.__doc__}", highlight=False)
         return
     result = new_result("tests.soak.attacked", argv, limits_mb=compose_limits())
     options = bundled_pair("float32", gateway_args=_GATEWAY)
@@ -147,11 +143,7 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 
 def attacked(
-    place: Place,
-    tasks: Sequence[Task],
-    attacks: Sequence[str],
-    seconds: float,
-    console: Console,
+    place: Place, tasks: Sequence[Task], attacks: Sequence[str], seconds: float, console: Console
 ) -> list[dict[str, Any]]:
     """Runs all phases, about so many seconds; returns what was seen in each."""
     for task in tasks:  # what only first requests have to warm up is no slowness of an attack
@@ -162,19 +154,16 @@ def attacked(
     for name in attacks:
         plan += [(name, (1 - _QUIET_SHARE) * each_s), (QUIET, _QUIET_SHARE * each_s)]
     quiet_s: dict[str, float] = {}
-    with progress_bar(console) as progress:
-        bar = progress.add_task("", total=round(seconds))
-        for name, phase_s in plan:
-            progress.update(bar, description=name)
-            least = 0 if name != QUIET else len(tasks) if not phases else _LEAST_QUIET
-            phases.append(_phase(place, tasks, name, phase_s, least))
-            progress.advance(bar, phase_s)
-            if phases[0]["faults"] or phases[-1]["ended"]:  # then nothing can be compared
-                break
-            if name == QUIET:
-                quiet_s = worst(phases[-1])
-            else:
-                phases[-1]["recovered_s"] = _recover(place, tasks, quiet_s)
+    for name, phase_s in plan:
+        console.print(f"{name} for {phase_s:.0f} s")
+        least = 0 if name != QUIET else len(tasks) if not phases else _LEAST_QUIET
+        phases.append(_phase(place, tasks, name, phase_s, least))
+        if phases[0]["faults"] or phases[-1]["ended"]:  # then nothing can be compared
+            break
+        if name == QUIET:
+            quiet_s = worst(phases[-1])
+        else:
+            phases[-1]["recovered_s"] = _recover(place, tasks, quiet_s)
     return phases
 
 
@@ -198,25 +187,21 @@ def _phase(
 ) -> dict[str, Any]:
     """Lets the clients ask for so long, each ``least`` questions or more, beside the attack if it
     is one."""
-    stop, is_over = threading.Event(), threading.Event()
-    seen, first_line = list[Seen](), len(place.lines)
-    peaks = dict.fromkeys(SERVICES, 0.0)
-    watching = threading.Thread(target=_watch, args=(place, is_over, peaks))
-    threads = []
-    for first, client in enumerate(CLIENTS):
-        own = (*tasks[first:], *tasks[:first])  # they do not all ask the same at once
-        given = (place.server(client), own, stop, seen, least)
-        threads.append(threading.Thread(target=_keep_asking, args=given))
+    stop, is_over, first_line = threading.Event(), threading.Event(), len(place.lines)
     with contextlib.ExitStack() as stack:
         attacker = stack.enter_context(_attacking(place.aim(name))) if name in ATTACKS else None
-        for thread in (watching, *threads):
-            thread.start()
+        pool = stack.enter_context(ThreadPoolExecutor())
+        watching = pool.submit(_watch, place, is_over)
+        asking = [
+            # They do not all ask the same at once.
+            pool.submit(_keep_asking, place.server(client), [*tasks[n:], *tasks[:n]], stop, least)
+            for n, client in enumerate(CLIENTS)
+        ]
+        for event in (is_over, stop):
+            stack.callback(event.set)
         stop.wait(seconds)
         stop.set()
-        for thread in threads:  # each client has its answer first
-            thread.join()
-        is_over.set()
-        watching.join()
+        seen = [each for one in asking for each in one.result()]
     answered: dict[str, list[float]] = {}
     for each in seen:
         if not each.fault:
@@ -226,7 +211,7 @@ def _phase(
         "num_answers": len(seen),
         "seconds": answered,
         "faults": [each.fault for each in seen if each.fault],
-        "resident_mb": peaks,
+        "resident_mb": watching.result(),
         "num_tracebacks": sum("Traceback" in line for line in place.lines[first_line:]),
         "ended": place.ended(),
         "attacker": attacker,
@@ -235,20 +220,22 @@ def _phase(
 
 
 def _keep_asking(
-    server: Server, tasks: Sequence[Task], stop: threading.Event, seen: list[Seen], least: int
-) -> None:
+    server: Server, tasks: Sequence[Task], stop: threading.Event, least: int
+) -> list[Seen]:
     """Asks one after the other until ``stop``, and at least so many."""
-    for count, task in enumerate(itertools.cycle(tasks)):
-        if stop.is_set() and count >= least:
-            return
-        found = ask(server, task)
-        seen.append(found)
-        if found.fault:
+    seen: list[Seen] = []
+    for task in itertools.cycle(tasks):
+        if stop.is_set() and len(seen) >= least:
+            break
+        seen.append(ask(server, task))
+        if seen[-1].fault:
             stop.wait(_PAUSE_S)
+    return seen
 
 
-def _watch(place: Place, is_over: threading.Event, peaks: dict[str, float]) -> None:
-    """Keeps the most resident memory."""
+def _watch(place: Place, is_over: threading.Event) -> dict[str, float]:
+    """The most resident memory of each service."""
+    peaks = dict.fromkeys(SERVICES, 0.0)
     for pid in place.pids().values():
         reset_peaks(pid)
     is_last = False
@@ -256,20 +243,16 @@ def _watch(place: Place, is_over: threading.Event, peaks: dict[str, float]) -> N
         is_last = is_over.wait(_EVERY_S)
         for name, pid in place.pids().items():
             peaks[name] = max(peaks[name], tree_mb(pid, "VmHWM"))
+    return peaks
 
 
 @contextlib.contextmanager
 def _attacking(aim: Aim) -> Iterator[dict[str, Any]]:
     """The attacker is at work; what it got is in the dictionary afterwards."""
-    command = [sys.executable, "-m", "tests.soak.attack", json.dumps(asdict(aim))]
+    command = [sys.executable, "-m", "tests.soak.attacks", json.dumps(asdict(aim))]
     got: dict[str, Any] = {}
-    with subprocess.Popen(
-        command,
-        env=importing_environment(),
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-    ) as process:
+    pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+    with subprocess.Popen(command, env=importing_environment(), **pipes) as process:
         assert process.stdout is not None
         os.sched_setaffinity(process.pid, _ALL_CORES)
         process.stdout.readline()  # its payloads are made

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import sys
+import time
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Coroutine, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
@@ -16,6 +18,7 @@ MB = 1_000_000
 CHAT = "/v1/chat/completions"
 ADDRESS = "127.0.0.2"  # other than that of ordinary clients, whose connections may be counted
 PAUSE_S = 0.1  # after each reply: what is tried is the weight of requests, not their number
+_FIRST_OUTCOME_S = 30.0
 AGAIN_S = 1.0  # until a connection that the server closed is opened again
 
 
@@ -38,6 +41,28 @@ class Attacker:
     aim: Aim
     outcomes: Counter[str] = field(default_factory=Counter)
     broken: list[str] = field(default_factory=list)  # what a server must not let happen
+
+    async def run(self, workers: Iterable[Coroutine[Any, Any, None]]) -> dict[str, Any]:
+        """Runs them until the standard input ends; returns what they got."""
+        before_s = time.process_time()
+        tasks = [asyncio.create_task(worker) for worker in workers]
+        ended = asyncio.create_task(self._until_the_end())
+        await asyncio.wait((*tasks, ended), return_when=asyncio.FIRST_COMPLETED)
+        for task in tasks:
+            task.cancel()
+        for ending in await asyncio.gather(*tasks, return_exceptions=True):
+            if isinstance(ending, Exception):
+                raise ending
+        cpu_s = time.process_time() - before_s
+        return {"outcomes": self.outcomes, "broken": sorted(set(self.broken)), "cpu_s": cpu_s}
+
+    async def _until_the_end(self) -> None:
+        """As it may have had no processor time, it waits for an outcome, too."""
+        await asyncio.get_running_loop().run_in_executor(None, sys.stdin.read)
+        with suppress(TimeoutError):
+            async with asyncio.timeout(_FIRST_OUTCOME_S):
+                while not self.outcomes:
+                    await asyncio.sleep(PAUSE_S)
 
     async def keep_posting(self, path: str, *bodies: bytes, **options: Any) -> None:
         """Posts one body after the other, again and again."""

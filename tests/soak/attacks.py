@@ -1,13 +1,21 @@
-"""What one client with a key of its own can do to a server."""
+"""What one client with a key of its own can do to a server: ``python -m tests.soak.attacks JSON``.
+
+A process of its own, so that its processor time is its own and no other client's thread waits for
+it.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import base64
+import functools
 import io
 import itertools
 import json
+import os
+import resource
 import struct
+import sys
 import uuid
 from collections.abc import Callable, Coroutine, Iterable, Mapping
 from typing import Any
@@ -19,26 +27,25 @@ from PIL import Image
 
 from hippo.rpc.options import NO_PROXY
 from tests.fuzz.corpus import encode, picture
-from tests.soak.attacker import AGAIN_S, CHAT, MB, PAUSE_S, Attacker, head_of, status_of
+from tests.soak.attacker import AGAIN_S, CHAT, MB, PAUSE_S, Aim, Attacker, head_of, status_of
 
 _SPACES = b" " * MB  # JSON may have any number of spaces
 _NUM_CONNECTIONS = 400
+_NICE = 19  # the processor time that nobody else wants: the services have two cores
 _JSON = {"content-type": "application/json"}
 _MAX_OWN_SHARE = 0.5  # cached share of another key's prompt; a template's share is below
 
 Workers = Iterable[Coroutine[Any, Any, None]]
-ATTACKS: dict[str, Callable[[Attacker], Workers]] = {}
+Attack = Callable[[Attacker], Workers]
+
+
+ATTACKS: dict[str, Attack] = {}
 """By name; each makes its payloads and returns what runs at once, as its docstring says."""
 
 
-def _attack(make: Callable[[Attacker], Workers]) -> Callable[[Attacker], Workers]:
+def _attack(make: Attack) -> Attack:
     ATTACKS[make.__name__.replace("_", "-")] = make
     return make
-
-
-def sentence(name: str) -> str:
-    """What an attack does."""
-    return (ATTACKS[name].__doc__ or "").split("\n")[0]
 
 
 def chat(content: Any, **fields: Any) -> bytes:
@@ -84,13 +91,14 @@ def grammars(at: Attacker) -> Workers:
     return [at.keep_asking(*bodies), at.keep_asking(*reversed(bodies))]
 
 
-@_attack
-def many_grammars(at: Attacker) -> Workers:
+def _attack_of_one(work: Callable[[Attacker], Coroutine[Any, Any, None]]) -> None:
+    """Of an attack with a single worker."""
+    _attack(functools.wraps(work)(lambda at: [work(at)]))
+
+
+@_attack_of_one
+async def many_grammars(at: Attacker) -> None:
     """A new grammar of 100 properties with each request."""
-    return [_ask_in_new_forms(at) for _ in range(2)]
-
-
-async def _ask_in_new_forms(at: Attacker) -> None:
     while True:
         properties = {uuid.uuid4().hex: {"type": "string"} for _ in range(100)}
         schema = {"type": "object", "properties": properties}
@@ -164,13 +172,9 @@ def many_items(at: Attacker) -> Workers:
     return [at.keep_asking(_about("image", *images), _about("video", *videos)) for _ in range(2)]
 
 
-@_attack
-def cache_probe(at: Attacker) -> Workers:
+@_attack_of_one
+async def cache_probe(at: Attacker) -> None:
     """Asks exactly what another key has just asked, for the number of cached tokens."""
-    return [_probe(at)]
-
-
-async def _probe(at: Attacker) -> None:
     while True:
         secret = f"{uuid.uuid4().hex} {'is a secret that nobody else knows, ' * 6}"
         body = chat(secret, max_tokens=1)
@@ -212,13 +216,9 @@ def idle_connections(at: Attacker) -> Workers:
     return [at.keep_open(opening) for _ in range(_NUM_CONNECTIONS)]
 
 
-@_attack
-def foreign_pages(at: Attacker) -> Workers:
+@_attack_of_one
+async def foreign_pages(at: Attacker) -> None:
     """Requests as a foreign web page makes them: its Host and Origin, and no key."""
-    return [_ask_as_page(at)]
-
-
-async def _ask_as_page(at: Attacker) -> None:
     page: dict[str, Any] = {"host": "evil.example", "origin": "https://evil.example"}
     for path, body in itertools.cycle(((CHAT, chat("Hello")), ("/tokenize", b'{"prompt": "a"}'))):
         if status_of(await at.post(path, body, key="", kind="text/plain", **page)) == "200":
@@ -312,3 +312,19 @@ def special_tokens(at: Attacker) -> Workers:
     bodies = [chat(name * 100) for name in names]
     bodies += [image.replace(b"What is this?", name.encode() * 20) for name in names]
     return [at.keep_asking(*bodies)]
+
+
+def main() -> None:
+    """Makes its payloads, prints a line, attacks until its input ends, and prints what it got."""
+    os.nice(_NICE)
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+    at = Attacker(Aim(**json.loads(sys.argv[1])))
+    workers = list(ATTACKS[at.aim.attack](at))
+    sys.stdout.write("attacking\n")
+    sys.stdout.flush()
+    sys.stdout.write(json.dumps(asyncio.run(at.run(workers))) + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -11,7 +11,9 @@ import time
 import uuid
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass, field
+from http.client import HTTPConnection, HTTPResponse
 from typing import Any, Literal
 from urllib.parse import urlsplit
 
@@ -35,6 +37,22 @@ _SMALL_BUFFER = 4096  # bytes that a slow reader's kernel takes before it reads
 _TIMEOUT_S = 60.0
 _PAUSE_S = 0.05  # before a client asks again
 _TOLD_LATER = "told to come later (429)"
+
+
+def _about(url: str) -> dict[str, Any]:
+    video = {"type": "video_url", "video_url": {"url": url}}
+    turn = {"role": "user", "content": [video, {"type": "text", "text": "What is this?"}]}
+    return {"messages": [turn]}
+
+
+# What must be refused, with words.
+NONSENSE: tuple[dict[str, Any], ...] = (
+    *({"temperature": -1}, {"model": "another"}, {"max_tokens": 0}, {"colour": "blue"}),
+    {"messages": []},
+    _about("data:video/mp4;base64,AAAAIGZ0eXBpc29tAAACAGlzb20="),
+    _about("file:///etc/passwd"),
+    _about("https://169.254.169.254/clip.mp4"),
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,112 +96,75 @@ def body(task: Task, *, policy: str, salt: str | None = None) -> dict[str, Any]:
     return body if salt is None else {**body, "cache_salt": salt}
 
 
+@dataclass(slots=True)
 class Visitor:
     """One client in a closed loop, until ``stop``."""
 
-    def __init__(
-        self, url: str, tasks: Sequence[Task], tally: Tally, stop: threading.Event, seed: int
-    ) -> None:
-        self._address = urlsplit(url)
-        self._tasks = tasks
-        self._tally = tally
-        self._stop = stop
-        self._rng = random.Random(seed)
+    url: str
+    tasks: Sequence[Task]
+    tally: Tally
+    stop: threading.Event
+    rng: random.Random
 
     def run(self) -> None:
         """Asks one request after the other."""
-        fates, weights = list(FATES), list(FATES.values())
-        while not self._stop.is_set():
-            (fate,) = self._rng.choices(fates, weights)
+        while not self.stop.is_set():
+            (fate,) = self.rng.choices(list(FATES), list(FATES.values()))
             try:
                 self._visit(fate)
             except OverloadedError:
-                self._tally.add(_TOLD_LATER)
-                self._stop.wait(_PAUSE_S)
+                self.tally.add(_TOLD_LATER)
+                self.stop.wait(_PAUSE_S)
             except (HippoError, OSError, http.client.HTTPException) as error:
-                self._tally.add("failed", fault=f"{type(error).__name__}: {error}")
-                self._stop.wait(_PAUSE_S)
+                self.tally.add("failed", fault=f"{type(error).__name__}: {error}")
+                self.stop.wait(_PAUSE_S)
 
     def _visit(self, fate: Fate) -> None:
-        task = self._rng.choice(self._tasks)
-        salt = uuid.uuid4().hex if self._rng.random() < 0.5 else None
-        asked = body(task, policy=self._rng.choice(POLICIES), salt=salt)
+        task = self.rng.choice(self.tasks)
+        salt = uuid.uuid4().hex if self.rng.random() < 0.5 else None
+        asked = body(task, policy=self.rng.choice(POLICIES), salt=salt)
         if fate == "asks nonsense":
-            self._ask_nonsense(asked)
-            return
-        connection = self._connect(has_small_buffer=fate == "reads slowly")
-        try:
-            self._send(connection, asked)
+            asked |= self.rng.choice(NONSENSE)
+        where = urlsplit(self.url)
+        assert where.hostname is not None
+        with closing(HTTPConnection(where.hostname, where.port, timeout=_TIMEOUT_S)) as connection:
+            connection.connect()
+            if fate == "reads slowly":
+                connection.sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, _SMALL_BUFFER)
+            headers = {"content-type": "application/json"}
+            path = "/v1/chat/completions"
+            connection.request("POST", path, json.dumps(asked).encode(), headers)
             if fate == "leaves early":
-                time.sleep(self._rng.uniform(0.0, 0.4))
-                self._tally.add(fate)
-                return
-            self._read(connection, task, fate)
-        finally:
-            connection.close()
+                time.sleep(self.rng.uniform(0.0, 0.4))
+                self.tally.add(fate)
+            elif fate == "asks nonsense":
+                self._be_refused(connection.getresponse())
+            else:
+                self._read(connection.getresponse(), task, fate)
 
-    def _read(self, connection: http.client.HTTPConnection, task: Task, fate: Fate) -> None:
-        response = connection.getresponse()
+    def _read(self, response: HTTPResponse, task: Task, fate: Fate) -> None:
         if response.status != 200:
             raise error_from(response.status, response.read())
         reader, num_pieces = AnswerReader(), 0
-        stays_for = self._rng.randrange(1, 60) if fate == "leaves midway" else None
+        stays_for = self.rng.randrange(1, 60) if fate == "leaves midway" else None
         while data := response.read1(512 if fate == "reads slowly" else 1 << 16):
             num_pieces += len(reader.feed_data(data, time.perf_counter()))
             if stays_for is not None and num_pieces >= stays_for:
-                self._tally.add(fate)
+                self.tally.add(fate)
                 return
             if fate == "reads slowly":
-                time.sleep(self._rng.uniform(0.0, 0.05))
+                time.sleep(self.rng.uniform(0.0, 0.05))
         answer = reader.answer(0.0)
         given = (answer.token_ids, answer.finish_reason)
         if given != task.expected:
             fault = f"{task.question.name} {dict(task.fields)}: {given} is not {task.expected}"
-            self._tally.add("answered differently", fault=fault)
+            self.tally.add("answered differently", fault=fault)
             return
-        self._tally.add(f"{fate}: equal answer", num_tokens=len(answer.token_ids))
+        self.tally.add(f"{fate}: equal answer", num_tokens=len(answer.token_ids))
 
-    def _ask_nonsense(self, asked: dict[str, Any]) -> None:
-        """Something that must be refused, with words."""
-        broken = "data:video/mp4;base64,AAAAIGZ0eXBpc29tAAACAGlzb20="
-        nonsense: list[dict[str, Any]] = [
-            {"temperature": -1},
-            {"model": "another"},
-            {"max_tokens": 0},
-            {"colour": "blue"},
-            {"messages": []},
-            {"messages": _about(broken)},
-            {"messages": _about("file:///etc/passwd")},
-            {"messages": _about("https://169.254.169.254/clip.mp4")},
-        ]
-        connection = self._connect()
-        try:
-            self._send(connection, {**asked, **self._rng.choice(nonsense)})
-            response = connection.getresponse()
-            content = response.read()
-        finally:
-            connection.close()
+    def _be_refused(self, response: HTTPResponse) -> None:
+        content = response.read()
         if 400 <= response.status < 500 and json.loads(content)["error"]["message"]:
-            self._tally.add(_TOLD_LATER if response.status == 429 else "nonsense refused")
+            self.tally.add(_TOLD_LATER if response.status == 429 else "nonsense refused")
         else:
-            self._tally.add("nonsense taken", fault=f"{response.status}: {content[:300]!r}")
-
-    def _connect(self, *, has_small_buffer: bool = False) -> http.client.HTTPConnection:
-        assert self._address.hostname is not None
-        connection = http.client.HTTPConnection(
-            self._address.hostname, self._address.port, timeout=_TIMEOUT_S
-        )
-        connection.connect()
-        if has_small_buffer:
-            connection.sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, _SMALL_BUFFER)
-        return connection
-
-    @staticmethod
-    def _send(connection: http.client.HTTPConnection, asked: Mapping[str, Any]) -> None:
-        headers = {"content-type": "application/json"}
-        connection.request("POST", "/v1/chat/completions", json.dumps(asked).encode(), headers)
-
-
-def _about(url: str) -> list[dict[str, Any]]:
-    video = {"type": "video_url", "video_url": {"url": url}}
-    return [{"role": "user", "content": [video, {"type": "text", "text": "What is this?"}]}]
+            self.tally.add("nonsense taken", fault=f"{response.status}: {content[:300]!r}")

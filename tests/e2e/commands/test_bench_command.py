@@ -1,4 +1,4 @@
-"""``hippo bench`` against the running pair, and against a server that knows nothing of hippo."""
+"""``hippo bench`` against the pair and any other server; ``bench.gpu`` without a GPU."""
 
 from __future__ import annotations
 
@@ -7,9 +7,15 @@ import json
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import pytest
+import torch
+
+from bench.answers.runs import STACK_LOG
+from bench.gpu import __main__ as gpu
 from hippo.cli.stack import BUNDLED_CLIPS
 from tests.e2e.support import Running, free_port, hippo, wait_until
 from tests.support.running.plain_server import PlainServer, serving
@@ -49,20 +55,13 @@ def test_a_gateway_is_measured_side_by_side(running: Running, clip: Path, tmp_pa
     assert {record["figures"]["policy"] for record in records} == {"off", "optimistic", "vpsd"}
 
 
-def test_sampled_answers_are_equal_too(running: Running, clip: Path) -> None:
-    document = found(
-        "--url", f"{running.url}/v1", "--video", str(clip), "--max-tokens", "16",
-        "--temperature", "0.8", "--seed", "11",
-    )  # fmt: skip
-    assert all(record["is_equal"] for record in document["latency"]["records"])
-
-
 def test_a_gateway_under_load_gives_the_answers_it_gives_alone(
     running: Running, clip: Path
 ) -> None:
     document = found(
         "--url", running.url, "--video", str(clip), "--prompt", "What?", "--prompt", "Who?",
         "--max-tokens", "8", "--concurrency", "1,3", "--requests", "4",
+        "--temperature", "0.8", "--seed", "11",
     )  # fmt: skip
     lines = document["load"]
     assert [(line["num_clients"], line["system"]) for line in lines] == [
@@ -96,7 +95,8 @@ def test_any_other_server_is_timed_alone(tmp_path: Path) -> None:
     assert "small of 2 models" in done.stdout
     assert "time to first token, ms" in done.stdout and "speedup" not in done.stdout
     assert plot.read_bytes().startswith(b"\x89PNG")
-    assert all("speculative" not in body for body in plain.bodies)
+    form = {"model", "messages", "max_tokens", "temperature", "stream", "stream_options", "seed"}
+    assert all(form <= body.keys() <= form | {"cache_salt"} for body in plain.bodies)
     assert document["is_hippo"] is False and document["fields"] == ["stream_options", "seed"]
     (row,) = document["latency"]["summary"]
     assert (row["system"], row["tokens_per_answer"], row["counted_by"]) == ("big", 6, ["usage"])
@@ -236,3 +236,64 @@ def test_questions_of_a_file_are_asked_of_any_server(tmp_path: Path) -> None:
     assert "all questions" in done.stdout and "25.0%" in done.stdout
     assert plain.bodies[0]["messages"][0]["content"] == [{"type": "text", "text": "Hello."}]
     assert other.returncode == 1 and "holds answers measured with max_tokens 256" in other.stderr
+
+
+_SMALL = ["--small", "--device", "cpu"]
+
+
+@pytest.fixture(autouse=True)
+def number_of_threads() -> Iterator[None]:
+    """Restores the number of torch's threads, which the command sets."""
+    threads = torch.get_num_threads()
+    yield
+    torch.set_num_threads(threads)
+
+
+def _sections(out: Path) -> dict[str, Any]:
+    sections: dict[str, Any] = json.loads((out / "gpu.json").read_text())["sections"]
+    return sections
+
+
+def test_a_part_that_is_cut_off_says_so_and_what_was_measured_stays(tmp_path: Path) -> None:
+    options = [*_SMALL, "--part", "steps", "--out", str(tmp_path / "out"), "--work", str(tmp_path)]
+    assert gpu.main(options) == 0
+    measured = _sections(tmp_path / "out")["steps"]
+    (steps,) = measured["tables"]
+    assert {row["model"] for row in steps["figures"]} == {"Qwen2.5-VL-7B", "Qwen2.5-VL-3B"}
+    assert all(row["floor_ms"] > 0 for row in steps["figures"] if row["rows"])
+    report = tmp_path / "out" / "gpu.json"
+    told = json.loads(report.read_text())
+    told["sections"] = {"serve": measured}  # as if another part had been measured
+    report.write_text(json.dumps(told))
+    assert gpu.main([*options, "--seconds", "0"]) == 1
+    cut = _sections(tmp_path / "out")
+    assert "out of time before" in cut["steps"]["notes"][-1]
+    assert cut["serve"] == measured
+
+
+@pytest.mark.nightly
+@pytest.mark.timeout(300)
+def test_the_small_form_measures_every_part(tmp_path: Path) -> None:
+    parts = ("steps", "serve")
+    chosen = [flag for part in parts for flag in ("--part", part)]
+    out = tmp_path / "out"
+    assert gpu.main([*_SMALL, *chosen, "--out", str(out), "--work", str(tmp_path)]) == 0, (
+        STACK_LOG.read_text()[-3000:]
+    )
+    sections = _sections(out)
+    assert set(sections) == set(parts)
+    assert all("complete after" in section["notes"][-1] for section in sections.values())
+    answers, memory = sections["serve"]["tables"]
+    assert all(row["is_equal"] for row in answers["figures"])
+    assert {row["share"] for row in answers["figures"]} == {0.85, 0.93}
+    assert {row["where"] for row in memory["figures"]} >= {"target", "draft", "gateway"}
+    assert not list(tmp_path.glob("hippo-gpu-*"))
+    assert "| target |" in (out / "gpu.md").read_text()
+
+
+def test_a_gpu_that_is_not_here_is_one_sentence(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    assert gpu.main(["--out", str(tmp_path / "out")]) == 2
+    assert "no CUDA device is here" in capsys.readouterr().out

@@ -77,7 +77,8 @@ def test_the_whole_command_after_a_stop(
         assert figures["num_equal"] == figures["num_answers"] == 1
         assert figures["tokens_per_forward"] >= 1
     assert report["before"]["agreement"] < report["after"]["agreement"] <= 1
-    assert "| agreement |" in (out / "report.md").read_text()
+    both = (f"{report[when]['agreement']:.2%}" for when in ("before", "after"))
+    assert f"| agreement | {' | '.join(both)} |" in (out / "report.md").read_text()
     assert read_state(out / "training").is_over
     weights = (out / "draft" / "model.safetensors").read_bytes()
     assert weights != (draft / "model.safetensors").read_bytes()

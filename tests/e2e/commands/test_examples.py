@@ -30,13 +30,8 @@ def _run(running: Running, *command: str | Path, given: dict[str, str] | None = 
         "LANGSMITH_TRACING": "false",
         **(given or {}),
     }
-    done = subprocess.run(
-        [str(part) for part in command],
-        capture_output=True,
-        text=True,
-        env=environment,
-        timeout=100,
-    )
+    parts = [str(part) for part in command]
+    done = subprocess.run(parts, capture_output=True, text=True, env=environment, timeout=100)
     assert done.returncode == 0, done.stderr + done.stdout
     return done.stdout
 
@@ -91,10 +86,7 @@ def test_python_uploads_and_talks_in_several_turns(running: Running, clip: Path)
     printed = _run(running, sys.executable, EXAMPLES / "python" / "chat.py", clip, FIRST, SECOND)
     messages = [video_message(data_url(clip), FIRST)]
     first = _ask(running, messages)
-    messages += [
-        {"role": "assistant", "content": first},
-        {"role": "user", "content": SECOND},
-    ]
+    messages += [{"role": "assistant", "content": first}, {"role": "user", "content": SECOND}]
     assert printed == f"> {FIRST}\n{first}\n> {SECOND}\n{_ask(running, messages)}\n"
 
 
@@ -119,14 +111,9 @@ def node_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for path in (EXAMPLES / "node").iterdir():
         if path.is_file():
             shutil.copy(path, folder)
+    install = [npm, "ci", "--no-audit", "--no-fund"]
     try:
-        installed = subprocess.run(
-            [npm, "ci", "--no-audit", "--no-fund"],
-            cwd=folder,
-            capture_output=True,
-            text=True,
-            timeout=60,
-        )
+        installed = subprocess.run(install, cwd=folder, capture_output=True, text=True, timeout=60)
         problem = "" if installed.returncode == 0 else installed.stderr
     except subprocess.TimeoutExpired:
         problem = "network timeout"

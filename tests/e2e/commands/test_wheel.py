@@ -4,6 +4,7 @@ empty folder."""
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -73,15 +74,11 @@ def test_the_demo_of_the_wheel_measures_its_own_pair(site: Path, tmp_path: Path)
 @contextmanager
 def _up(site: Path, folder: Path, *arguments: str) -> Iterator[subprocess.Popen[bytes]]:
     """It runs in ``folder`` with its log there."""
+    command = [sys.executable, "-m", "hippo.cli", "up", *arguments]
+    environment = {**os.environ, "PYTHONPATH": str(site)}
     with (
-        (folder / "log").open("wb") as output,
-        subprocess.Popen(
-            [sys.executable, "-m", "hippo.cli", "up", *arguments],
-            cwd=folder,
-            env={**os.environ, "PYTHONPATH": str(site)},
-            stdout=output,
-            stderr=subprocess.STDOUT,
-        ) as process,
+        (folder / "log").open("wb") as log,
+        subprocess.Popen(command, cwd=folder, env=environment, stdout=log, stderr=log) as process,
     ):
         try:
             yield process
@@ -98,13 +95,6 @@ def _children(pid: int) -> list[int]:
     return []
 
 
-def _is_alive(pid: int) -> bool:
-    try:
-        return "\nState:\tZ" not in Path(f"/proc/{pid}/status").read_text()
-    except OSError:
-        return False
-
-
 def test_up_shows_the_last_lines_of_a_process_that_ends_and_leaves_nothing(
     site: Path, tmp_path: Path
 ) -> None:
@@ -113,11 +103,11 @@ def test_up_shows_the_last_lines_of_a_process_that_ends_and_leaves_nothing(
         children = _children(process.pid)
         assert children, (tmp_path / "log").read_text()
         process.wait(60)
-        wait_until(lambda: not any(map(_is_alive, children)))
+        _until_dead(children)
     assert process.returncode == 1
-    assert "the draft process ended" in (tmp_path / "log").read_text()
-    assert "its last lines:\n    error: --slots is 0" in (tmp_path / "log").read_text()
-    assert "the draft's flags as --draft-arg=--FLAG=VALUE" in (tmp_path / "log").read_text()
+    log = (tmp_path / "log").read_text()
+    assert "the draft process ended" in log and "its last lines:\n    error: --slots is 0" in log
+    assert "the draft's flags as --draft-arg=--FLAG=VALUE" in log
 
 
 def test_up_serves_also_while_its_draft_is_dead_and_leaves_nothing(
@@ -146,7 +136,7 @@ def test_up_serves_also_while_its_draft_is_dead_and_leaves_nothing(
         assert draft not in children, log.read_text()
         process.send_signal(signal.SIGTERM)
         process.wait(60)
-        wait_until(lambda: not any(map(_is_alive, children)))
+        _until_dead(children)
     assert process.returncode == 0
     assert b"stopped" in log.read_bytes()
 
@@ -161,21 +151,27 @@ def test_up_that_still_loads_leaves_nothing(
         assert children, (tmp_path / "log").read_text()
         process.send_signal(number)
         process.wait(60)
-        wait_until(lambda: not any(map(_is_alive, children)))
+        _until_dead(children)
 
 
 def test_an_image_installs_what_its_build_copies(tmp_path: Path) -> None:
+    ignored = (ROOT / ".dockerignore").read_text().splitlines()
     copied = set()
     for file in sorted((ROOT / "deploy/docker").glob("*.Dockerfile")):
-        stage = file.read_text().partition(" AS code\n")[2].partition("\nFROM ")[0]
-        lines = [line.split()[1:-1] for line in stage.splitlines() if line.startswith("COPY ")]
-        copied.add(tuple(name for names in lines for name in names))
+        before, _, stage = file.read_text().partition(" AS code\n")
+        stage, _, after = stage.partition("\nFROM ")
+        own, others = (
+            re.findall(r"^COPY (?!--from)(.*) \S+$", text, re.MULTILINE)
+            for text in (stage, before + after)
+        )
+        for name in " ".join(own + others).split():
+            assert f"!{name}" in ignored and (ROOT / name).exists(), f"the context has no {name}"
+        copied.add(" ".join(own))
     (names,) = copied  # the same in all images
-    ignored = (ROOT / ".dockerignore").read_text().splitlines()
+    assert "*" in ignored  # no secret is in the build's context
     source, app = tmp_path / "in", tmp_path / "app"
     source.mkdir()
-    for name in names:
-        assert f"!{name}" in ignored, f"the build's context has no {name}"
+    for name in names.split():
         if (ROOT / name).is_dir():
             shutil.copytree(ROOT / name, source / name)
         else:
@@ -185,3 +181,12 @@ def test_an_image_installs_what_its_build_copies(tmp_path: Path) -> None:
     subprocess.run(install, check=True, timeout=300)
     assert {"hippo", "gateway", "services"} <= {path.name for path in app.iterdir()}
     assert (app / "hippo/page/index.html").is_file() and not (app / "hippo/bundled").exists()
+
+
+def _until_dead(children: list[int]) -> None:
+    def is_alive(pid: int) -> bool:
+        with suppress(OSError):
+            return "\nState:\tZ" not in Path(f"/proc/{pid}/status").read_text()
+        return False
+
+    wait_until(lambda: not any(map(is_alive, children)))

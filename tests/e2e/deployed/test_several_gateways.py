@@ -1,4 +1,4 @@
-"""Two gateways before two pairs that they find by DNS: the second pair comes later, and goes."""
+"""Gateways before pairs that they find by DNS, of which one comes later and goes; mutual TLS."""
 
 from __future__ import annotations
 
@@ -196,3 +196,27 @@ def test_a_pair_that_stops_loses_no_answer(cluster: Cluster, running: Running) -
     assert all(child.wait(20) for child in cluster.second)
     cluster.list_hosts("127.0.0.1")
     assert cluster.ask(1).status_code == 200
+
+
+def test_a_gateway_asks_its_services_by_mutual_tls(pki: Path, pair: dict[str, str]) -> None:
+    """Who else is let in: tests/integration/services/test_service_lifecycle.py."""
+    target, draft, gateway = (str(free_port()) for _ in range(3))
+    ca, cert, key = (str(pki / name) for name in ("ca.pem", "service.pem", "service.key"))
+    tls = ("--tls-cert", cert, "--tls-key", key, "--tls-ca", ca)
+    small = ("--slots", "1", "--max-context-length", "256", "--num-threads", "1")
+    options = ("--served-name", "hippo", *tls, *small)
+    by_tls = (
+        *("--services-tls", "--services-tls-ca", ca),
+        *("--services-tls-cert", cert, "--services-tls-key", key),
+    )
+    services = ("--target", f"127.0.0.1:{target}", "--draft", f"127.0.0.1:{draft}")
+    url = f"http://127.0.0.1:{gateway}"
+    with (
+        process("services.target", "--port", target, "--model", pair["target"], *options),
+        process("services.draft", "--port", draft, "--model", pair["draft"], *options),
+        process("gateway", "--port", gateway, *services, *by_tls),
+    ):
+        wait_until(lambda: (readiness(url) or {}).get("draft") == "ready")
+        answer = httpx.post(url + CHAT, json=chat_body(None, 8), trust_env=False, timeout=60)
+    assert answer.status_code == 200, answer.text
+    assert answer.json()["usage"]["completion_tokens"] == 8

@@ -55,6 +55,6 @@ def test_clients_of_all_kinds_leave_nothing_behind(running: Running) -> None:
     question = Question("clip", [video_message(data_url(running.clip))])
     console = Console(quiet=True)
     tasks = expected(running.url, [Task(question, form) for form in SAMPLINGS], console)
-    result = soak(running, tasks, Plan(minutes=0.05, num_clients=4, seed=1), console, kills=False)
+    result = soak(running, tasks, Plan(minutes=0.05, clients=4, seed=1), kills=False)
     assert problems(result) == []
     assert result["outcomes"].get("reads: equal answer", 0) > 0

@@ -1,25 +1,92 @@
-"""Videos of high dynamic range, with anamorphic pixels or interlaced: as stored, or as shown."""
+"""Colours that a file means, sizes that change, and videos as stored or as shown."""
 
 from __future__ import annotations
 
 import dataclasses
-import io
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from fractions import Fraction
-from typing import Any, cast
+from typing import Any
 
 import av
 import numpy as np
 import pytest
-from av.video.stream import VideoStream
 
 from hippo.types import FramePlan, Media, MediaKind
 from hippo.video.decoder import MediaDecoder
+from tests.fuzz.corpus import Pixels, encode
 from tests.support.clips import refusal
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")  # where the decoder lives
-Pixels = np.ndarray[Any, np.dtype[np.uint8]]
+
+# Of AVCOL_SPC: the shares of red and blue in the luma.
+MATRICES = {"bt709": (1, 0.2126, 0.0722), "bt601": (5, 0.299, 0.114), "bt2020": (9, 0.2627, 0.0593)}
+VALUES = [(120, 100, 160), (60, 180, 110), (200, 128, 128), (90, 90, 90)]
+
+
+def constant(values: tuple[int, int, int], matrix: int, color_range: int) -> bytes:
+    """A clip whose pixels all have one Y, U and V."""
+
+    def paint(_: int, width: int, height: int) -> av.VideoFrame:
+        frame = av.VideoFrame(width, height, "yuv420p")
+        for plane, value in zip(frame.planes, values, strict=True):
+            plane.update(bytes([value]) * plane.buffer_size)
+        frame.colorspace, frame.color_range = matrix, color_range
+        return frame
+
+    context = {"colorspace": matrix, "color_range": color_range}
+    lossless = {"qp": "0"}
+    return encode("mp4", "libx264", num_frames=4, options=lossless, context=context, paint=paint)
+
+
+def in_rgb(values: tuple[int, int, int], red: float, blue: float, *, is_full: bool) -> list[float]:
+    """By ITU-R BT.601's equations with other shares."""
+    y, u, v = values
+    luma = y / 255 if is_full else (y - 16) / 219
+    scale = 255 if is_full else 224
+    of_red = luma + (v - 128) / scale * 2 * (1 - red)
+    of_blue = luma + (u - 128) / scale * 2 * (1 - blue)
+    of_green = (luma - red * of_red - blue * of_blue) / (1 - red - blue)
+    return [255 * min(max(each, 0), 1) for each in (of_red, of_green, of_blue)]
+
+
+@pytest.mark.parametrize("values", VALUES)
+@pytest.mark.parametrize("color_range", [1, 2], ids=["limited", "full"])
+@pytest.mark.parametrize("name", MATRICES)
+async def test_matrix_and_range_are_the_files(
+    decoder: MediaDecoder, name: str, color_range: int, values: tuple[int, int, int]
+) -> None:
+    matrix, red, blue = MATRICES[name]
+    data = constant(values, matrix, color_range)
+    media = await decoder.decode(Media(MediaKind.VIDEO, data), FramePlan())
+    expected = in_rgb(values, red, blue, is_full=color_range == 2)
+    assert media.frames[1, 16, 32].tolist() == pytest.approx(expected, abs=3)
+
+
+@pytest.mark.parametrize(
+    ("container", "codec"), [("mpegts", "libx264"), ("h264", "libx264"), ("mpegts", "mpeg2video")]
+)
+async def test_frames_of_another_size_are_fitted_into_the_firsts(
+    decoder: MediaDecoder, container: str, codec: str
+) -> None:
+    def paint(level: int) -> Callable[[int, int, int], Pixels]:
+        return lambda _, width, height: np.full((height, width, 3), level, np.uint8)
+
+    fps = 25 if codec == "mpeg2video" else 4
+    small = encode(container, codec, fps=fps, num_frames=2 * fps, paint=paint(60))
+    large = encode(
+        container, codec, fps=fps, num_frames=2 * fps, width=128, height=64, paint=paint(180)
+    )
+    for joined, size, levels in (
+        (small + large, (32, 64), (60, 180)),
+        (large + small, (64, 128), (180, 60)),
+    ):
+        media = await decoder.decode(Media(MediaKind.VIDEO, joined), FramePlan(num_frames=4))
+        assert tuple(media.frames.shape) == (4, *size, 3)
+        found = [float(frame.float().mean()) for frame in media.frames]
+        assert found == pytest.approx([levels[0]] * 2 + [levels[1]] * 2, abs=6)
+
+
 HEVC = {"crf": "4", "preset": "ultrafast", "x265-params": "log-level=none:pools=none"}
 NITS = (0, 5, 50, 100, 203, 1000)
 
@@ -27,21 +94,16 @@ NITS = (0, 5, 50, 100, 203, 1000)
 def encoded(
     codec: str, frames: list[av.VideoFrame], options: dict[str, str], aspect: Fraction | None = None
 ) -> bytes:
-    file = io.BytesIO()
     first = frames[0]
-    with av.open(file, "w", format="mp4") as container:
-        stream = cast(VideoStream, container.add_stream(codec, rate=10, options=options))
-        stream.width, stream.height = first.width, first.height
-        stream.pix_fmt = first.format.name
-        if aspect is not None:
-            stream.codec_context.sample_aspect_ratio = aspect
-        for name in ("color_primaries", "color_trc", "colorspace", "color_range"):
-            setattr(stream.codec_context, name, getattr(first, name))
-        for number, frame in enumerate(frames):
-            frame.pts, frame.time_base = number, Fraction(1, 10)
-            container.mux(stream.encode(frame))
-        container.mux(stream.encode())
-    return file.getvalue()
+    names = ("color_primaries", "color_trc", "colorspace", "color_range")
+    context: dict[str, Any] = {name: getattr(first, name) for name in names}
+    if aspect is not None:
+        context["sample_aspect_ratio"] = aspect
+    size: dict[str, Any] = {"fps": 10, "width": first.width, "height": first.height}
+    size |= {"num_frames": len(frames), "pix_fmt": first.format.name}
+    return encode(
+        "mp4", codec, options=options, context=context, paint=lambda n, *_: frames[n], **size
+    )
 
 
 def pq(nits: float) -> float:

@@ -17,7 +17,7 @@ from hippo.types import FramePlan
 from hippo.video.decoder import MediaDecoder
 from tests.support.clips import video
 
-LINUX = pytest.mark.skipif(sys.platform != "linux", reason="Linux confines the worker")
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="Linux confines the worker")
 _MAX_BYTES = 64 << 20
 
 # Prints what confines it, and what becomes of each attempt.
@@ -102,13 +102,11 @@ def trial(tmp_path_factory: pytest.TempPathFactory) -> tuple[list[str], dict[str
     return found, results
 
 
-@LINUX
 def test_what_the_worker_needs_is_left(trial: tuple[list[str], dict[str, str]]) -> None:
     _, results = trial
     assert results.items() >= (ALLOWED | LIMITED).items()
 
 
-@LINUX
 def test_files_sockets_processes_and_programs_are_refused(
     trial: tuple[list[str], dict[str, str]],
 ) -> None:
@@ -119,7 +117,6 @@ def test_files_sockets_processes_and_programs_are_refused(
     assert refused | OF_LANDLOCK_ALONE == results.keys() - ALLOWED.keys() - LIMITED.keys()
 
 
-@LINUX
 def test_landlock_guards_what_has_a_name(trial: tuple[list[str], dict[str, str]]) -> None:
     found, results = trial
     if "landlock" not in found:
@@ -135,7 +132,6 @@ async def decoder(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[MediaDecoder
         yield decoder
 
 
-@LINUX
 async def test_a_worker_at_work_is_confined(decoder: MediaDecoder) -> None:
     await decoder.decode(video(), FramePlan())
     process = Path(f"/proc/{decoder.worker_pids[0]}")

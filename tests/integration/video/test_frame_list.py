@@ -68,13 +68,6 @@ async def test_frames_of_a_part_of_a_clip_keep_its_times(decoder: MediaDecoder) 
     assert media.frame_seconds[0] == 90_010
 
 
-async def test_frames_are_turned_upright_as_their_exif_says(decoder: MediaDecoder) -> None:
-    exif = Image.Exif()
-    exif[0x0112] = 6
-    media = await decoder.decode(listed([jpeg(10, exif=exif)]), FramePlan())
-    assert media.frames.shape == (2, 32, 24, 3)
-
-
 async def test_a_broken_frame_is_named(decoder: MediaDecoder) -> None:
     good = jpeg(90)
     message = await refusal(decoder, listed([good, good, good[: len(good) // 2]]))

@@ -12,14 +12,22 @@ import av
 import pytest
 from PIL import Image
 
-from hippo.errors import MediaError
 from hippo.types import FramePlan, Media, MediaKind
 from hippo.video.decoder import MediaDecoder
-from tests.fuzz.corpus import IMAGES, VIDEOS, Build, encode, patched, picture, sound_only, without
+from tests.fuzz.corpus import (
+    FASTSTART,
+    IMAGES,
+    VIDEOS,
+    Build,
+    encode,
+    patched,
+    picture,
+    sound_only,
+    without,
+)
 from tests.support.clips import refusal
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")  # where the decoder lives
-FASTSTART = {"movflags": "faststart"}
 
 # Two frames a second of a clip of eight frames in two seconds, 64 x 32, unless it stands here.
 SHAPES: dict[str, tuple[int, int, int]] = {
@@ -110,16 +118,10 @@ def animated_webp() -> bytes:
 
 REFUSED: dict[str, tuple[Build, str]] = {
     "nothing": (lambda: b"", "the video is empty (0 bytes)"),
-    "a text": (
-        lambda: b"WEBVTT\n\n00:00.000 --> 00:01.000\nHi\n",
-        "this is not a video that can be read; send mp4,",
-    ),
+    "a text": (lambda: b"WEBVTT\n\n00:00.000 --> 00:01.000\n", "not a video that can be read; s"),
     "zeros": (lambda: bytes(5000), "not a video that can be read"),
     "a document": (lambda: b"%PDF-1.7\n" * 99, "this is a PDF document, not a video that can"),
-    "half a webm": (
-        lambda: VIDEOS["webm vp8"]()[:100],
-        "this is a Matroska or WebM video that is damaged or cut off; send it whole",
-    ),
+    "half a webm": (lambda: VIDEOS["webm vp8"]()[:100], "WebM video that is damaged or cut off"),
     "comments without end": (lambda: b"<!---->" * 73, "not a video that can be read"),
     "a page": (lambda: b"\n<!doctype HTML><p>404", "this is an HTML page, not a video that can"),
     "a gzip file": (lambda: gzip.compress(b"x" * 99), "this is a gzip file, not a video"),
@@ -127,10 +129,7 @@ REFUSED: dict[str, tuple[Build, str]] = {
         lambda: b"#EXTM3U\n#EXT-X-VERSION:3\n#EXTINF:1,\nfile:///etc/passwd\n#EXT-X-ENDLIST\n",
         "not a video that can be read",
     ),
-    "a list of files": (
-        lambda: b"ffconcat version 1.0\nfile '/etc/passwd'\n",
-        "not a video that can be read",
-    ),
+    "a list of files": (lambda: b"ffconcat version 1.0\nfile '/etc/passwd'\n", "not a video that"),
     "sound in a video's container": (sound_only, "no video track that can be read (only audio)"),
     "a wave file": (lambda: b"RIFF\x24\0\0\0WAVEfmt " + bytes(24), "this is a WAV sound"),
     "a picture": (lambda: picture("PNG"), "this is a PNG image, not a video; send it as an image"),
@@ -138,23 +137,16 @@ REFUSED: dict[str, tuple[Build, str]] = {
     "a web picture": (lambda: picture("WEBP"), "this is a WebP image, not a video; send it as an"),
     "a moving web picture": (animated_webp, "an animated WebP, not a video; send it as mp4, webm"),
     "a phone's photo": (lambda: b"\0\0\0\x24ftypheic" + bytes(99), "this is a HEIC image"),
-    "an mp4 without its index": (
-        lambda: without(encode("mp4", "libx264"), b"moov"),
-        "it has no index",
-    ),
+    "an mp4 without its index": (lambda: without(VIDEOS["mp4 h264"](), b"moov"), "it has no index"),
     "an mp4 without its pictures": (
         lambda: without(encode("mp4", "libx264", container_options=FASTSTART), b"mdat"),
         "",
     ),
     "an mp4 without frames": (without_frames, "the video has no frames"),
     "an mp4 of noise": (noise_for_pictures, "damaged"),
-    "an mp4 that says it is huge": (
-        huge_by_its_header,
-        "the size of a frame of the video cannot be read: it is damaged, or far above the "
-        "1,048,576 pixels allowed",
-    ),
+    "an mp4 that says it is huge": (huge_by_its_header, "or far above the 1,048,576 pixels"),
     "an mp4 of an unknown codec": (
-        lambda: encode("mp4", "libx264").replace(b"avc1", b"zzz1").replace(b"avcC", b"zzzC"),
+        lambda: VIDEOS["mp4 h264"]().replace(b"avc1", b"zzz1").replace(b"avcC", b"zzzC"),
         "the video's codec is unknown; encode it again in one of h264,",
     ),
     "an avi that says it is huge": (
@@ -169,14 +161,8 @@ REFUSED: dict[str, tuple[Build, str]] = {
 }
 REFUSED_IMAGES: dict[str, tuple[Build, str]] = {
     "nothing": (lambda: b"", "the image is empty (0 bytes)"),
-    "a video": (
-        VIDEOS["mp4 h264"],
-        "this is a video, not an image; send it as a video",
-    ),
-    "a phone's photo": (
-        lambda: b"\0\0\0\x24ftypheic" + bytes(99),
-        "this is a HEIC image, not an image that can be read; send a jpeg, png, webp or avif",
-    ),
+    "a video": (VIDEOS["mp4 h264"], "this is a video, not an image; send it as a video"),
+    "a phone's photo": (lambda: b"\0\0\0\x24ftypheic" + bytes(99), "this is a HEIC image, not an"),
     "a text": (lambda: b"no picture", "this is not an image that can be read; send a jpeg"),
     "half a png": (lambda: half("PNG"), "the image is damaged or cut off"),
     "half a jpeg": (lambda: half("JPEG"), "the image is damaged or cut off"),
@@ -226,13 +212,3 @@ async def test_of_a_truncated_stream_what_is_there_is_decoded(
     data = encode(container, codec[container], num_frames=50, fps=25)
     media = await decoder.decode(Media(MediaKind.VIDEO, data[: len(data) * 2 // 3]), FramePlan())
     assert 2 <= len(media.frames) <= 4
-
-
-async def test_the_content_counts_and_not_what_a_file_is_called(decoder: MediaDecoder) -> None:
-    for name in ("webm vp8", "avi mpeg4", "mkv ffv1 of an odd size", "gif"):
-        data = built(VIDEOS[name])
-        await decoder.decode(Media(MediaKind.VIDEO, data), FramePlan())
-        with pytest.raises(MediaError):
-            if name == "gif":  # which is an image, too
-                data = data[:40]
-            await decoder.decode(Media(MediaKind.IMAGE, data), FramePlan())

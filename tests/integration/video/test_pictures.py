@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import io
 import struct
-import tempfile
 import zlib
-from pathlib import Path
 from typing import Any
 
 import av
@@ -16,11 +14,10 @@ from PIL import Image
 
 from hippo.types import FramePlan, Media, MediaKind
 from hippo.video.decoder import MediaDecoder
-from tests.fuzz.corpus import encode, with_matrix, with_palette
-from tests.support.clips import numbers, picture
+from tests.fuzz.corpus import Pixels, encode, with_matrix, with_palette, written
+from tests.support.clips import numbers, picture, video
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")  # where the decoder lives
-Pixels = np.ndarray[Any, np.dtype[np.uint8]]
 
 
 async def decoded(
@@ -192,23 +189,22 @@ async def test_more_than_eight_bits_are_scaled(decoder: MediaDecoder, name: str)
 
 def two_tracks(*sizes: tuple[int, int], default: int | None) -> bytes:
     """An mkv whose tracks have these sizes."""
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder, "clip")
-        with av.open(path, "w", format="matroska") as output:
-            streams = []
-            for number, (width, height) in enumerate(sizes):
-                stream = output.add_stream("libx264", rate=4)
-                stream.width, stream.height, stream.pix_fmt = width, height, "yuv420p"
-                stream.disposition = av.stream.Disposition(int(number == default))
-                streams.append(stream)
-            for number in range(8):
-                for stream in streams:
-                    pixels = picture(number, stream.width, stream.height)
-                    frame = av.VideoFrame.from_ndarray(pixels, format="rgb24")
-                    output.mux(stream.encode(frame))
+
+    def fill(output: Any) -> None:
+        streams = []
+        for number, (width, height) in enumerate(sizes):
+            stream = output.add_stream("libx264", rate=4)
+            stream.width, stream.height, stream.pix_fmt = width, height, "yuv420p"
+            stream.disposition = av.stream.Disposition(int(number == default))
+            streams.append(stream)
+        for number in range(8):
             for stream in streams:
-                output.mux(stream.encode())
-        return path.read_bytes()
+                pixels = picture(number, stream.width, stream.height)
+                output.mux(stream.encode(av.VideoFrame.from_ndarray(pixels, format="rgb24")))
+        for stream in streams:
+            output.mux(stream.encode())
+
+    return written("matroska", fill)
 
 
 @pytest.mark.parametrize(
@@ -221,10 +217,7 @@ def two_tracks(*sizes: tuple[int, int], default: int | None) -> bytes:
     ],
 )
 async def test_the_track_is_the_one_that_players_show(
-    decoder: MediaDecoder,
-    sizes: tuple[tuple[int, int], ...],
-    default: int | None,
-    expected: tuple[int, int],
+    decoder: MediaDecoder, sizes: Any, default: int | None, expected: tuple[int, int]
 ) -> None:
     found = await decoded(decoder, two_tracks(*sizes, default=default), fps=2.0)
     assert found.shape[1:3] == expected
@@ -237,15 +230,14 @@ async def test_a_palette_that_comes_with_the_first_packet_lasts(decoder: MediaDe
 
 @pytest.mark.parametrize("tail", [bytes(100), b"SEFT" * 9, b"\0\0\1\0SEFH" + bytes(20)])
 async def test_bytes_behind_the_last_box_are_no_damage(decoder: MediaDecoder, tail: bytes) -> None:
-    data = encode("mp4", "libx264", num_frames=16, paint=picture, width=64, height=64)
-    media = await decoder.decode(Media(MediaKind.VIDEO, data + tail), FramePlan())
-    assert numbers(media) == list(range(0, 16, 2))
+    media = Media(MediaKind.VIDEO, video(fps=4).data + tail)
+    assert numbers(await decoder.decode(media, FramePlan())) == list(range(0, 16, 2))
 
 
 async def test_a_header_that_lies_about_the_duration_counts_for_nothing(
     decoder: MediaDecoder,
 ) -> None:
-    data = encode("mp4", "libx264", num_frames=16, paint=picture, width=64, height=64)
+    data = video(fps=4).data
     place = data.index(b"mvhd") + 4 + 12
     scale = int.from_bytes(data[place : place + 4], "big")
     lying = data[: place + 4] + struct.pack(">I", 86_400 * scale) + data[place + 8 :]

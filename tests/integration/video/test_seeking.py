@@ -107,10 +107,10 @@ def cut(data: bytes, seconds: float) -> bytes:
     return cut_file.getvalue()
 
 
-def decode(data: bytes, plan: FramePlan) -> Frames:
+def decode(data: bytes, plan: FramePlan, file: io.BytesIO | None = None) -> Frames:
     limits = DecodeLimits()
     canvas = Canvas(resolve_plan(plan, limits), limits, FrameLimits(), _allocate)
-    return reading.read_video(io.BytesIO(data), canvas)
+    return reading.read_video(file or io.BytesIO(data), canvas)
 
 
 def _allocate(num_frames: int, height: int, width: int) -> Pixels:
@@ -186,8 +186,5 @@ def test_only_the_bytes_near_the_frames_are_read() -> None:
             return found
 
     file = Counting(data)
-    limits = DecodeLimits()
-    plan = resolve_plan(FramePlan(num_frames=2), limits)
-    frames = reading.read_video(file, Canvas(plan, limits, FrameLimits(), _allocate))
-    assert len(frames.pixels) == 2
+    assert len(decode(data, FramePlan(num_frames=2), file).pixels) == 2
     assert file.num_read < len(data) / 2

@@ -31,9 +31,9 @@ def frames(level: int, num_bytes: int = 3000) -> DecodedMedia:
 Decode = Callable[[int], Awaitable[DecodedMedia | None]]
 
 
-def giving(media: DecodedMedia) -> Decode:
+def giving(level: int, num_bytes: int = 3000) -> Decode:
     async def decode(_: int) -> DecodedMedia:
-        return media
+        return frames(level, num_bytes)
 
     return decode
 
@@ -44,9 +44,11 @@ async def refusing(_: int) -> DecodedMedia:
 
 async def decoded(
     shared: SharedFrames, key: str, decode: Decode, turns: Turns | None = None
-) -> DecodedMedia:
+) -> int:
+    """The level of what comes of it."""
     turns = turns or Turns(1)
-    return await shared.decode(key, MediaKind.VIDEO, decode, turn=lambda: turns.turn(""))
+    found = await shared.decode(key, MediaKind.VIDEO, decode, turn=lambda: turns.turn(""))
+    return int(found.frames.max())
 
 
 async def test_two_services_decode_once(tmp_path: Path) -> None:
@@ -73,11 +75,10 @@ async def test_two_services_decode_once(tmp_path: Path) -> None:
 async def test_files_are_bounded_and_the_least_recently_used_goes(tmp_path: Path) -> None:
     shared = SharedFrames(tmp_path, 7000)
     for number in range(3):
-        await decoded(shared, f"0{number}", giving(frames(number)))
+        await decoded(shared, f"0{number}", giving(number))
     names = sorted(path.name for path in tmp_path.glob("*.frames"))
     assert names == ["01.frames", "02.frames"]
-    large = await decoded(shared, "03", giving(frames(3, 9000)))
-    assert large.frames.nbytes == 9000
+    assert await decoded(shared, "03", giving(3, 9000)) == 3
     assert sum(path.stat().st_size for path in tmp_path.glob("*.frames")) <= 7000
 
 
@@ -88,9 +89,8 @@ async def test_an_error_frees_the_lock(tmp_path: Path) -> None:
     shared = SharedFrames(tmp_path, 1 << 20)
     with pytest.raises(MediaError):
         await decoded(shared, KEY, fail)
-    await decoded(shared, KEY, giving(frames(1)))
-    found = await decoded(shared, KEY, refusing)
-    assert int(found.frames.max()) == 1
+    await decoded(shared, KEY, giving(1))
+    assert await decoded(shared, KEY, refusing) == 1
 
 
 async def test_a_process_that_hangs_is_not_waited_for(tmp_path: Path) -> None:
@@ -99,10 +99,9 @@ async def test_a_process_that_hangs_is_not_waited_for(tmp_path: Path) -> None:
     try:
         fcntl.flock(lock, fcntl.LOCK_EX)
         neighbour = KEY[:-1] + "1"
-        await decoded(shared, neighbour, giving(frames(6)))
+        await decoded(shared, neighbour, giving(6))
         assert (tmp_path / f"{neighbour}.frames").exists()  # only who has the lock writes
-        own = await decoded(shared, KEY, giving(frames(5)))
-        assert int(own.frames.max()) == 5
+        assert await decoded(shared, KEY, giving(5)) == 5
     finally:
         os.close(lock)
     assert not (tmp_path / f"{KEY}.frames").exists()
@@ -115,9 +114,9 @@ async def test_a_process_that_waits_for_its_own_decoder_is_not_waited_for(tmp_pa
         waiting = asyncio.create_task(decoded(draft, KEY, refusing, turns))
         while not list(tmp_path.glob("*.lock")):
             await asyncio.sleep(0.001)
-        await decoded(target, KEY, giving(frames(3)))
+        await decoded(target, KEY, giving(3))
         assert (tmp_path / f"{KEY}.frames").exists()
-    assert int((await waiting).frames.max()) == 3
+    assert await waiting == 3
     assert not list(tmp_path.glob("*.lock"))
 
 
@@ -133,10 +132,10 @@ async def test_a_decoder_that_waits_for_another_process_is_free(tmp_path: Path) 
     first = asyncio.create_task(decoded(draft, KEY, slow))
     await begun.wait()  # it has the lock
     second = asyncio.create_task(decoded(target, KEY, refusing, turns))
-    await decoded(target, "11" * 32, giving(frames(1)), turns)
+    await decoded(target, "11" * 32, giving(1), turns)
     assert not second.done()
     going_on.set()
-    assert [int(one.frames.max()) for one in await asyncio.gather(first, second)] == [3, 3]
+    assert [await first, await second] == [3, 3]
 
 
 async def test_what_is_too_expensive_for_one_turn_is_decoded_in_another(tmp_path: Path) -> None:
@@ -147,26 +146,20 @@ async def test_what_is_too_expensive_for_one_turn_is_decoded_in_another(tmp_path
         return frames(4) if len(seats) == 2 else None
 
     shared = SharedFrames(tmp_path, 1 << 20)
-    found = await decoded(shared, KEY, decode, turns)
-    assert (int(found.frames.max()), seats) == (4, [0, 0])
-    assert int((await decoded(shared, KEY, refusing)).frames.max()) == 4
+    assert (await decoded(shared, KEY, decode, turns), seats) == (4, [0, 0])
+    assert await decoded(shared, KEY, refusing) == 4
 
 
-async def test_a_full_disk_only_ends_the_sharing(
+async def test_a_full_disk_or_a_lost_folder_only_ends_the_sharing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refuse(*_: object, **__: object) -> None:
         raise OSError(28, "No space left on device")
 
-    shared = SharedFrames(tmp_path, 1 << 20)
-    monkeypatch.setattr("hippo.video.shared.os.link", refuse)
-    for level in (1, 2):
-        found = await decoded(shared, KEY, giving(frames(level)))
-        assert int(found.frames.max()) == level
-
-
-async def test_a_folder_that_is_lost_is_not_needed(tmp_path: Path) -> None:
     folder = tmp_path / "frames"
     shared = SharedFrames(folder, 1 << 20)
+    with monkeypatch.context() as patch:
+        patch.setattr("hippo.video.shared.os.link", refuse)
+        assert [await decoded(shared, KEY, giving(level)) for level in (1, 2)] == [1, 2]
     shutil.rmtree(folder)
-    assert (await decoded(shared, KEY, giving(frames(7)))).frames[0, 0, 0, 0] == 7
+    assert await decoded(shared, KEY, giving(7)) == 7

@@ -45,12 +45,6 @@ def path(folder: Path) -> Path:
     return folder / "clip.mp4"
 
 
-async def test_a_file_is_opened_by_its_path(decoder: MediaDecoder, path: Path) -> None:
-    media = await decoder.decode(at_path(path), FramePlan())
-    assert numbers(media) == [0, 4, 8, 12]
-    assert media.is_resized
-
-
 async def test_a_file_that_was_changed_meanwhile_may_come_as_bytes(
     decoder: MediaDecoder, path: Path, folder: Path, tmp_path: Path
 ) -> None:
@@ -82,6 +76,7 @@ async def test_a_changed_file_and_a_uuid_are_keys_of_the_cache(
 ) -> None:
     cache = MediaCache(decoder, 1 << 20)
     first = await cache.decode(at_path(path), FramePlan())
+    assert numbers(first) == [0, 4, 8, 12] and first.is_resized
     assert await cache.decode(at_path(path), FramePlan()) is first
     os.utime(path, ns=(0, 5))
     assert await cache.decode(at_path(path), FramePlan()) is not first

@@ -13,7 +13,6 @@ import pytest
 
 from hippo.errors import MediaError, UnavailableError
 from hippo.media.limits import DecodeLimits
-from hippo.models.interface.base import DecodedMedia
 from hippo.types import FramePlan, Media, MediaKind
 from hippo.video.decoder import MediaDecoder
 from tests.support.clips import image, video
@@ -21,23 +20,27 @@ from tests.support.clips import image, video
 pytestmark = pytest.mark.asyncio(loop_scope="module")  # where the decoder lives
 
 
+async def num_frames(decoder: MediaDecoder, media: Media | None = None, client: str = "") -> int:
+    return len((await decoder.decode(media or video(), FramePlan(), client=client)).frames)
+
+
+async def with_first_at_work(decoder: MediaDecoder) -> tuple[int, asyncio.Task[int]]:
+    """Stops the first worker, which then has an item; returns its process id."""
+    pid = decoder.worker_pids[0] or 0
+    os.kill(pid, signal.SIGSTOP)
+    task = asyncio.create_task(num_frames(decoder, client="one"))
+    await asyncio.sleep(0.05)
+    return pid, task
+
+
 async def test_a_worker_killed_between_two_items_is_replaced(decoder: MediaDecoder) -> None:
     pid = decoder.worker_pids[0]
     os.kill(pid or 0, signal.SIGKILL)
-    media = await decoder.decode(video(), FramePlan())
-    assert len(media.frames) == 4
+    assert await num_frames(decoder) == 4
     assert decoder.worker_pids[0] != pid
-
-
-async def test_a_worker_killed_at_work_is_replaced_and_the_item_decoded_again(
-    decoder: MediaDecoder,
-) -> None:
-    pid = decoder.worker_pids[0]
-    os.kill(pid or 0, signal.SIGSTOP)
-    task = asyncio.create_task(decoder.decode(video(), FramePlan()))
-    await asyncio.sleep(0.05)
-    os.kill(pid or 0, signal.SIGKILL)
-    assert len((await task).frames) == 4
+    pid, task = await with_first_at_work(decoder)
+    os.kill(pid, signal.SIGKILL)
+    assert await task == 4  # the item is decoded again
 
 
 @pytest.fixture
@@ -53,7 +56,7 @@ async def test_an_item_that_crashes_the_decoder_twice_is_refused() -> None:
     async with MediaDecoder() as decoder:
         with pytest.raises(MediaError, match="the image crashes its decoder"):
             await decoder.decode(Media(MediaKind.IMAGE, b"anything"), FramePlan())
-        assert len((await decoder.decode(video(), FramePlan())).frames) == 4
+        assert await num_frames(decoder) == 4
 
 
 async def test_workers_that_do_not_start_are_reported(
@@ -62,69 +65,38 @@ async def test_workers_that_do_not_start_are_reported(
     (tmp_path / "numpy.py").write_text("raise SystemExit(3)\n")
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     decoder = MediaDecoder()
-    with pytest.raises(UnavailableError, match="does not start"):
-        await decoder.start()
-    with pytest.raises(UnavailableError, match="does not start"):
-        await decoder.decode(video(), FramePlan())
+    for beginning in (decoder.start(), num_frames(decoder)):
+        with pytest.raises(UnavailableError, match="does not start"):
+            await beginning
     monkeypatch.undo()
-    media = await decoder.decode(video(), FramePlan())
-    assert len(media.frames) == 4
-    await decoder.close()
-
-
-async def test_starting_and_decoding_at_once_share_the_workers() -> None:
-    decoder = MediaDecoder()
-    media = decoder.decode(video(), FramePlan())
-    _, decoded, _ = await asyncio.gather(decoder.start(), media, decoder.start())
-    assert len(decoded.frames) == 4
+    both = await asyncio.gather(decoder.start(), num_frames(decoder), decoder.start())
+    assert both[1] == 4
     await decoder.close()
 
 
 async def test_a_cancelled_decode_frees_its_worker_for_the_next(decoder: MediaDecoder) -> None:
-    pid = decoder.worker_pids[0]
-    os.kill(pid or 0, signal.SIGSTOP)
-    task = asyncio.create_task(decoder.decode(video(), FramePlan()))
-    await asyncio.sleep(0.05)
+    _, task = await with_first_at_work(decoder)
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task
-    assert len((await decoder.decode(video(), FramePlan())).frames) == 4
-
-
-async def with_first_at_work(decoder: MediaDecoder) -> tuple[int, asyncio.Task[DecodedMedia]]:
-    """Stops the first worker, which then has an item; returns its process id."""
-    pid = decoder.worker_pids[0] or 0
-    os.kill(pid, signal.SIGSTOP)
-    task = asyncio.create_task(decoder.decode(video(), FramePlan(), client="one"))
-    await asyncio.sleep(0.05)
-    return pid, task
-
-
-async def test_a_cheap_item_does_not_wait_for_a_long_one() -> None:
-    async with MediaDecoder(num_workers=2) as decoder:
-        assert decoder.worker_pids[1] is None
-        pid, task = await with_first_at_work(decoder)
-        for _ in range(2):
-            assert len((await decoder.decode(image("PNG"), FramePlan())).frames) == 1
-        assert decoder.worker_pids[1] is not None
-        os.kill(pid, signal.SIGCONT)
-        assert len((await task).frames) == 4
+    assert await num_frames(decoder) == 4
 
 
 async def test_an_expensive_item_waits_for_a_worker_of_expensive_ones(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     async with MediaDecoder(num_workers=2) as decoder:
+        assert decoder.worker_pids[1] is None
         pid, first = await with_first_at_work(decoder)
-        await decoder.decode(image("PNG"), FramePlan())
+        assert await num_frames(decoder, image("PNG")) == 1  # a cheap item does not wait
         monkeypatch.setattr("hippo.video.decoder.CHEAP_S", 0.0)
-        second = asyncio.create_task(decoder.decode(video(), FramePlan(), client="two"))
+        second = asyncio.create_task(num_frames(decoder, client="two"))
         await asyncio.sleep(0.3)
         monkeypatch.undo()
-        assert len((await decoder.decode(image("PNG"), FramePlan())).frames) == 1
+        assert await num_frames(decoder, image("PNG")) == 1
         assert not first.done() and not second.done()
         os.kill(pid, signal.SIGCONT)
-        assert [len((await one).frames) for one in (first, second)] == [4, 4]
+        assert [await first, await second] == [4, 4]
 
 
 async def test_an_item_that_is_not_cheap_after_all_is_decoded_by_another_worker(
@@ -132,15 +104,15 @@ async def test_an_item_that_is_not_cheap_after_all_is_decoded_by_another_worker(
 ) -> None:
     async with MediaDecoder(num_workers=2) as decoder:
         pid, first = await with_first_at_work(decoder)
-        await decoder.decode(image("PNG"), FramePlan())
+        await num_frames(decoder, image("PNG"))
         slow = decoder.worker_pids[1] or 0
         os.kill(slow, signal.SIGSTOP)
         monkeypatch.setattr("hippo.video.decoder._CHEAP_TIMEOUT_S", 0.1)
-        second = asyncio.create_task(decoder.decode(video(), FramePlan(), client="two"))
+        second = asyncio.create_task(num_frames(decoder, client="two"))
         while decoder.worker_pids[1] == slow:
             await asyncio.sleep(0.01)
         os.kill(pid, signal.SIGCONT)
-        assert [len((await one).frames) for one in (first, second)] == [4, 4]
+        assert [await first, await second] == [4, 4]
 
 
 async def test_large_files_and_large_results_are_carried() -> None:
@@ -167,37 +139,25 @@ async def test_the_process_that_workers_come_from_is_replaced_too() -> None:
         assert process is not None and process.ppid() == os.getpid()
         process.kill()
         process.wait()
-        assert len((await decoder.decode(video(), FramePlan())).frames) == 4
+        assert await num_frames(decoder) == 4
         assert decoder.worker_pids[0] == pid  # it goes on
         os.kill(pid, signal.SIGKILL)
-        assert len((await decoder.decode(video(), FramePlan())).frames) == 4
+        assert await num_frames(decoder) == 4
         assert psutil.Process(decoder.worker_pids[0] or 0).parent() != process
 
 
 async def test_closing_ends_decodes_in_flight() -> None:
-    decoder = MediaDecoder(num_workers=1)
+    decoder, early = MediaDecoder(num_workers=1), MediaDecoder()
     await decoder.start()
-    pid = decoder.worker_pids[0]
-    os.kill(pid or 0, signal.SIGSTOP)
-    tasks = [asyncio.create_task(decoder.decode(video(), FramePlan())) for _ in range(2)]
-    await asyncio.sleep(0.05)
-    await decoder.close()
-    for task in tasks:
-        with pytest.raises(UnavailableError, match="closed"):
-            await task
-    with pytest.raises(UnavailableError, match="closed"):
-        await decoder.decode(video(), FramePlan())
-    await decoder.close()
-    early = MediaDecoder()
-    tasks = [
-        asyncio.create_task(early.decode(Media(MediaKind.VIDEO, b"1"), FramePlan()))
-        for _ in range(2)
-    ]
+    _, first = await with_first_at_work(decoder)
+    tasks = [first, *(asyncio.create_task(num_frames(each)) for each in (decoder, early, early))]
     await asyncio.sleep(0)
     await early.close()  # before its worker is ready
-    for task in tasks:
+    await decoder.close()
+    for ending in (*tasks, num_frames(decoder)):
         with pytest.raises(UnavailableError, match="closed"):
-            await task
+            await ending
+    await decoder.close()
     assert decoder.worker_pids[0] is None
 
 
@@ -205,7 +165,7 @@ async def test_a_stop_signal_to_the_group_does_not_reach_the_workers(decoder: Me
     pid = decoder.worker_pids[0]
     os.kill(pid or 0, signal.SIGINT)
     os.kill(pid or 0, signal.SIGTERM)
-    assert len((await decoder.decode(video(), FramePlan())).frames) == 4
+    assert await num_frames(decoder) == 4
     assert decoder.worker_pids[0] == pid
 
 

@@ -10,7 +10,6 @@ import subprocess
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -22,41 +21,29 @@ RULES = Path(__file__).resolve().parents[3] / "deploy" / "prometheus" / "rules" 
 WINDOW = "10s"
 
 
-@dataclass(frozen=True, slots=True)
-class Sample:
-    """One series of an answer."""
-
-    labels: Mapping[str, str]
-    value: float
-
-
 class Prometheus:
     """A running server, asked over HTTP."""
 
     def __init__(self, client: httpx.Client) -> None:
         self._client = client
 
-    def query(self, expr: str) -> list[Sample]:
-        """The expression's samples now."""
-        response = self._client.get("/api/v1/query", params={"query": expr})
-        body = response.json()
+    def query(self, expr: str) -> list[tuple[dict[str, str], float]]:
+        """The expression's samples now: labels and value of each."""
+        body = self._client.get("/api/v1/query", params={"query": expr}).json()
         assert body["status"] == "success", f"{expr}: {body['error']}"
         assert body["data"]["resultType"] == "vector", expr
-        return [
-            Sample(labels=item["metric"], value=float(item["value"][1]))
-            for item in body["data"]["result"]
-        ]
+        return [(item["metric"], float(item["value"][1])) for item in body["data"]["result"]]
 
-    def value(self, expr: str) -> float:
-        """The value of an expression with one sample; NaN while it has none."""
-        samples = self.query(expr)
-        assert len(samples) <= 1, expr
-        return samples[0].value if samples else math.nan
+    def value(self, expr: str, **labels: str) -> float:
+        """The value of the only sample with these labels; NaN while there is none."""
+        values = [value for own, value in self.query(expr) if labels.items() <= own.items()]
+        assert len(values) <= 1, expr
+        return values[0] if values else math.nan
 
     def is_real(self, expr: str) -> bool:
         """Whether there is a sample, and every one is a number."""
         samples = self.query(expr)
-        return bool(samples) and all(math.isfinite(sample.value) for sample in samples)
+        return bool(samples) and all(math.isfinite(value) for _, value in samples)
 
     def firing(self) -> set[str]:
         """Names of the alerts that fire."""

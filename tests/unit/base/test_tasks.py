@@ -1,12 +1,14 @@
-"""Things done at once: none goes on when another has failed."""
+"""Things done at once: none goes on when another has failed; and log lines."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 
 import pytest
 
+from hippo.base.logs import setup_logging
 from hippo.base.tasks import gather_or_cancel
 from hippo.errors import MediaError
 from tests.support.watching.collector import living, no_collector
@@ -58,3 +60,21 @@ async def test_what_the_caller_held_is_freed_with_the_error() -> None:
             await fail()
         await asyncio.sleep(0.01)  # the event loop lets go of it, too
         assert not living(Sleepers)
+
+
+@pytest.mark.parametrize("style", ["text", "json"])
+def test_what_a_client_sends_makes_no_line_of_its_own(
+    style: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    root = logging.getLogger()
+    before, level = root.handlers[:], root.level
+    try:
+        setup_logging("gateway", style=style)
+        sent = "/\n12:00 ok\r\x1b[2J\u2028\x9b1m\u202e"
+        logging.getLogger("a").info("GET %s", sent, extra={"key": "a\nb"})
+    finally:
+        root.handlers[:] = before
+        root.setLevel(level)
+    told = capsys.readouterr().err
+    assert len(told.splitlines()) == 1
+    assert told.isascii()

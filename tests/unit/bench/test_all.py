@@ -20,15 +20,6 @@ def test_each_command_is_one_that_its_module_takes(name: str) -> None:
         assert latency._chosen(args.systems, systems("none", 0.0))
 
 
-def test_the_issues_measurements_are_among_them() -> None:
-    short = latency._parse(every.command_of("short")[1:])
-    assert {"float32", "bfloat16"} <= set(short.dtypes)
-    assert (short.temperatures, short.systems) == ([0.0, 0.8], [])
-    loads = load._parse(every.command_of("load")[1:])
-    assert loads.clients == [1, 2, 4, 8, 16, 32]
-    assert loads.systems == list(load.SYSTEMS)
-
-
 def test_nothing_is_run_to_list_it(capsys: pytest.CaptureFixture[str]) -> None:
     assert every.main(["--list", "--only", "load"]) == 0
     assert "bench/out/load.json" in capsys.readouterr().out

@@ -103,20 +103,14 @@ def test_refusals_are_told_apart_from_other_failures() -> None:
     assert "--max-queue" in problem.advice
 
 
-def test_a_gateway_without_a_draft_is_told() -> None:
+def test_too_little_traffic_is_no_judgement_and_what_is_missing_is_told() -> None:
+    with pytest.raises(ValueError, match="not a gateway's"):
+        parse_scrape("hippo_slots 4\n")
     text = 'hippo_service_up{service="target"} 1\n'
     assert _problems(parse_scrape(text)) == ["no draft is configured: every answer is target-only"]
-
-
-def test_too_little_traffic_is_no_judgement() -> None:
-    findings = diagnose(
-        parse_scrape('hippo_service_up{service="target"} 1\nhippo_service_up{service="draft"} 1\n')
-    )
-    assert [finding.severity for finding in findings] == [
-        Severity.GOOD,
-        Severity.UNKNOWN,
-        Severity.UNKNOWN,
-    ]
+    findings = diagnose(parse_scrape(text + 'hippo_service_up{service="draft"} 1\n'))
+    unknown = [Severity.UNKNOWN] * 2
+    assert [finding.severity for finding in findings] == [Severity.GOOD, *unknown]
     assert "no target-only step was measured yet" in findings[1].text
 
 
@@ -126,8 +120,3 @@ def test_a_stretch_of_time_is_judged_by_what_has_grown_in_it() -> None:
     later = Readings({key: 2 * value for key, value in before.values.items()})
     assert _problems(later.since(before)) == []
     assert later.since(before).total("vllm:spec_decode_num_draft_tokens_total") == 1000
-
-
-def test_what_is_no_gateway_is_refused() -> None:
-    with pytest.raises(ValueError, match="not a gateway's"):
-        parse_scrape("hippo_slots 4\n")

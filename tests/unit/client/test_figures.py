@@ -1,20 +1,26 @@
-"""From answers to figures."""
+"""From answers to figures and to tables."""
 
 from __future__ import annotations
 
+import io
+import re
 from dataclasses import replace
 from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from rich.console import Console
+from rich.table import Table
 
 from hippo.client.answers import Answer
 from hippo.client.figures import notes_on, percentile, spread, summarise, summarise_alone
 from hippo.client.latency import TARGET_ONLY, Record
+from hippo.client.tables import latency_table, load_table, questions_table
 from hippo.errors import HippoError
 from hippo.lab.benchmark.load import Ended, LoadRun
 from hippo.lab.benchmark.load_figures import summarise_load
+from hippo.lab.benchmark.question_figures import page_of, table_of
 
 FIGURES = {
     "num_draft_tokens": 8,
@@ -46,8 +52,10 @@ def test_a_percentile_is_one_of_the_values() -> None:
     values = [float(number) for number in range(1, 101)]
     assert [percentile(values, share) for share in (0.5, 0.99)] == [50.0, 99.0]
     assert percentile([7.0], 0.5) == 7.0
-    with pytest.raises(ValueError, match="no values"):
-        percentile([], 0.5)
+    assert set(spread([2.0, 2.0]).values()) == {2.0}
+    for nothing in (lambda: percentile([], 0.5), lambda: spread([])):
+        with pytest.raises(ValueError, match="no values"):
+            nothing()
 
 
 @settings(deadline=None, max_examples=20)
@@ -59,12 +67,6 @@ def test_a_bootstrap_interval_lies_around_the_mean_and_within_the_values(
     assert found["minimum"] <= found["low"] <= found["high"] <= found["maximum"]
     assert found["low"] <= found["mean"] + 1e-4 and found["mean"] <= found["high"] + 1e-4
     assert found == spread(values)
-
-
-def test_equal_values_have_an_interval_without_width() -> None:
-    assert set(spread([2.0, 2.0]).values()) == {2.0}
-    with pytest.raises(ValueError, match="no values"):
-        spread([])
 
 
 def test_an_answer_of_one_token_has_no_speedup_of_decoding() -> None:
@@ -149,3 +151,49 @@ def test_a_load_without_any_answer_has_no_figures() -> None:
     run.ended += [ended(0, 1), Ended(0, 2.0, None, "busy")]
     with pytest.raises(HippoError, match="no request was answered: busy"):
         summarise_load(run, {})
+
+
+def shown(table: Table, width: int = 200) -> str:
+    out = io.StringIO()
+    Console(width=width, file=out).print(table)
+    return out.getvalue()
+
+
+def load_line(**fields: Any) -> dict[str, Any]:
+    run = LoadRun(num_warm=1)
+    run.ended += [ended(0, 1), ended(0, 2, 3), ended(0, 3, 4)]
+    return {**summarise_load(run, {0: tuple(range(5))}), **fields}
+
+
+ROWS = summarise([record(TARGET_ONLY, 2.0), record("adaptive", 0.5), record("adaptive", 1.0)])
+
+
+def test_speedups_stand_with_their_intervals_and_fit_into_80_columns() -> None:
+    text = shown(latency_table("short", ROWS), width=80)
+    assert max(map(len, text.splitlines())) <= 80
+    assert "…" not in text
+    assert re.search(r"adaptive .*3\.00", text) and "[2.00, 4.00]" in text
+
+
+def test_rows_of_questions_fit_into_80_columns_by_category() -> None:
+    row = {"num_right": 1234, "num_scored": 2700, "category": "short", "system": TARGET_ONLY}
+    rows = [{**ROWS[1], **row, "num_answers": 2700, "num_equal": 2700}]
+    rows += [{**rows[0], "system": "vpsd γ=15"}, {**rows[0], "category": "long", "num_scored": 0}]
+    table = table_of(rows)
+    text = shown(questions_table("many", table), width=80)
+    assert max(map(len, text.splitlines())) <= 80 and "…" not in text
+    assert text.count("short") == 1 and "45.7%" in text
+    page = page_of("many", table).splitlines()
+    assert page[3] == "| --- | --- |" + " ---: |" * (len(table[0]) - 2)
+    assert "1234/2700 45.7%" in page[4] and "3.00 [2.00, 4.00]" in page[4]
+    assert page[6].startswith("| long |") and page[6].endswith("| - |")
+
+
+def test_a_load_has_a_line_and_shows_only_what_is_known() -> None:
+    lines = [load_line(system="adaptive", num_clients=4), load_line(system="off", num_clients=4)]
+    text = shown(load_table("load", lines), width=80)
+    assert max(map(len, text.splitlines())) <= 80 and "…" not in text
+    assert "accept" in text and "2/2" in text
+    plain = load_line(system="plain", num_clients=4, acceptance_rate=None, num_equal=None)
+    text = shown(load_table("load", [plain]))
+    assert "accept" not in text and "equal" not in text

@@ -1,7 +1,8 @@
-"""Addresses, models and requests, against a real HTTP server on a port of its own."""
+"""Any server: its address, models and requests, and event streams with what is measured on them."""
 
 from __future__ import annotations
 
+import json
 import socket
 import threading
 from collections.abc import Iterator
@@ -9,15 +10,10 @@ from contextlib import closing, contextmanager
 
 import pytest
 
+from hippo.client.answers import AnswerReader, error_message, read_answer
 from hippo.client.requests import Question, RequestForm, probe
 from hippo.client.server import Connection, Server, error_from
-from hippo.errors import (
-    ForbiddenError,
-    HippoError,
-    InvalidRequestError,
-    OverloadedError,
-    UnavailableError,
-)
+from hippo.errors import HippoError, InvalidRequestError, OverloadedError, UnavailableError
 from tests.support.running.plain_server import PlainServer, serving
 
 QUESTION = Question("hello", [{"role": "user", "content": "Hello?"}], seed=3)
@@ -53,13 +49,6 @@ def test_what_is_no_address_is_refused(url: str) -> None:
 
 def test_a_key_is_not_shown() -> None:
     assert "secret" not in repr(Server("http://a", api_key="secret"))
-
-
-def test_models_are_listed_with_the_key() -> None:
-    with serving(PlainServer(models=("a", "b"), api_key="secret")) as plain:
-        assert Server(plain.url, api_key="secret").models() == ["a", "b"]
-        with pytest.raises(ForbiddenError, match="401: Incorrect API key"):
-            Server(plain.url).models()
 
 
 def test_a_server_that_is_silent_is_given_up() -> None:
@@ -110,18 +99,6 @@ def test_errors_have_the_class_of_their_status_and_the_servers_words() -> None:
     assert "no reason given" in error_from(503, b"").message
 
 
-def test_a_plain_server_is_asked_for_nothing_of_ours() -> None:
-    plain = PlainServer()
-    form = found_form(plain)
-    assert not form.is_hippo
-    assert form.optional == ("stream_options", "seed", "cache_salt")
-    (body,) = plain.bodies
-    assert set(body) == {
-        "model", "messages", "max_tokens", "temperature", "stream", *form.optional,
-    }  # fmt: skip
-    assert (body["seed"], body["max_tokens"]) == (3, 8)
-
-
 def test_an_error_of_the_reader_is_its_own_and_the_next_request_is_answered() -> None:
     def stop(piece: str) -> None:
         raise BrokenPipeError
@@ -132,14 +109,6 @@ def test_an_error_of_the_reader_is_its_own_and_the_next_request_is_answered() ->
         with pytest.raises(BrokenPipeError):
             connection.ask(request, on_text=stop)
         assert connection.ask(request).text == "One and two."
-
-
-def test_a_gateway_is_known_by_its_figures() -> None:
-    form = found_form(PlainServer(figures={"timings_ms": {"decode": 1.0}}))
-    assert form.is_hippo
-    request = form.request(QUESTION, {"policy": "off"})
-    assert b'"speculative": {"policy": "off"}' in request.body()
-    assert b'"return_token_ids": true' in request.body()
 
 
 def test_fields_that_a_server_refuses_are_left_out() -> None:
@@ -165,3 +134,84 @@ def test_a_question_that_is_refused_ends_the_probe() -> None:
 def test_each_request_has_a_salt_of_its_own() -> None:
     request = FORM.request(QUESTION)
     assert request.has_salt and request.body() != request.body()
+
+
+DONE = b"data: [DONE]\n\n"
+
+
+def event(chunk: object) -> bytes:
+    return b"data: " + json.dumps(chunk).encode() + b"\n\n"
+
+
+def text(piece: str) -> bytes:
+    return event({"choices": [{"delta": {"content": piece}}]})
+
+
+def last(*token_ids: int) -> bytes:
+    choice = {"delta": {}, "token_ids": token_ids, "finish_reason": "stop"}
+    return event({"choices": [choice], "hippo": {"num_forwards": 1}})
+
+
+def test_a_piece_has_the_time_of_the_bytes_that_complete_it() -> None:
+    first, second = text("Hello"), text(" there") + last(1, 2, 3) + DONE
+    answer = read_answer([(1.0, first[:9]), (2.0, first[9:]), (3.0, second)], asked_s=0.5)
+    assert answer.piece_s == (2.0, 3.0)
+    assert (answer.text, answer.token_ids) == ("Hello there", (1, 2, 3))
+    assert (answer.finish_reason, answer.figures) == ("stop", {"num_forwards": 1})
+    assert (answer.ttft_s, answer.end_to_end_s) == (1.5, 2.5)
+    assert (answer.tpot_s, answer.gaps_s) == (0.5, [1.0])
+
+
+def test_tokens_are_counted_by_ids_else_usage_else_pieces() -> None:
+    pieces = [(1.0, text("a") + text("b"))]
+    usage = event({"choices": [], "usage": {"completion_tokens": 5}})
+    by_ids = read_answer([*pieces, (2.0, last(1, 2, 3) + usage + DONE)], asked_s=0.0)
+    by_usage = read_answer([*pieces, (2.0, usage + DONE)], asked_s=0.0)
+    by_pieces = read_answer([*pieces, (2.0, DONE)], asked_s=0.0)
+    assert [(a.counted_by, a.num_tokens) for a in (by_ids, by_usage, by_pieces)] == [
+        ("ids", 3), ("usage", 5), ("pieces", 2),
+    ]  # fmt: skip
+
+
+def test_chunks_may_have_token_ids_of_their_own_cached_tokens_and_reasoning() -> None:
+    chunks = [
+        event({"choices": [{"delta": {field: piece}, "token_ids": ids}]})
+        for field, piece, ids in (("reasoning_content", "hm", [1]), ("content", "yes", [2, 3]))
+    ]
+    usage = event({"usage": {"prompt_tokens_details": {"cached_tokens": 64}}})
+    answer = read_answer([(1.0, b"".join([*chunks, usage, DONE]))], asked_s=0.0)
+    assert (answer.text, answer.token_ids, answer.num_cached_tokens) == ("hmyes", (1, 2, 3), 64)
+
+
+def test_comments_carriage_returns_and_missing_spaces_are_read() -> None:
+    reader = AnswerReader()
+    assert reader.feed_data(b": keep-alive\r\n\r\n", 1.0) == []
+    assert reader.feed_data(b'data:{"choices":[{"delta":{"content":"a"}}]}\r\n\r\n', 2.0) == ["a"]
+    assert reader.feed_data(b'data: {"choices":[{"delta":null}]}\r\ndata: [DONE]\r\n', 3.0) == []
+    assert reader.answer(0.0).piece_s == (2.0,)
+
+
+def test_an_error_in_the_stream_is_raised() -> None:
+    broken = text("a") + event({"error": {"message": "the draft is gone"}})
+    with pytest.raises(HippoError, match="the draft is gone"):
+        read_answer([(1.0, broken)], asked_s=0.0)
+
+
+def test_a_stream_that_breaks_off_is_no_answer() -> None:
+    with pytest.raises(UnavailableError, match="broke off"):
+        read_answer([(1.0, text("a"))], asked_s=0.0)
+
+
+@pytest.mark.parametrize("data", [b"data: <html>\n", b"data: [1]\n"])
+def test_events_of_another_kind_are_refused(data: bytes) -> None:
+    with pytest.raises(HippoError, match="an event that is no chat completion"):
+        read_answer([(1.0, data)], asked_s=0.0)
+
+
+def test_errors_are_understood_in_the_forms_that_servers_use() -> None:
+    for document in (
+        {"error": {"message": "no"}}, {"error": "no"}, {"detail": "no"}, {"message": "no"},
+    ):  # fmt: skip
+        assert error_message(document) == "no"
+    assert error_message([1]) is None
+    assert error_message({"choices": []}) is None

@@ -1,22 +1,32 @@
-"""Which frames are looked at: the counts and places of the reference processor."""
+"""Which frames are looked at, and their sizes: the reference's, within the budget of tokens."""
 
 from __future__ import annotations
 
+import dataclasses
+import math
 import random
 import subprocess
 import sys
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hippo.errors import InvalidRequestError
+from hippo.errors import ContextLengthError, InvalidRequestError, MediaError
 from hippo.media.limits import DecodeLimits
+from hippo.media.resizing import FrameLimits, fit_frames, fit_size, smart_resize
 from hippo.media.sampling import count_frames, resolve_plan, sample_frames
-from hippo.types import FramePlan
+from hippo.models.families.qwen_prompt import frame_limits
+from hippo.models.interface.base import DecodedMedia
+from hippo.models.prompts.builder import resized
+from hippo.service.settings import EngineSettings
+from hippo.types import FramePlan, MediaKind
+from hippo.video.canvas import Canvas
 
 DEFAULT = FramePlan(fps=2.0, min_frames=4, max_frames=768)
 
@@ -24,19 +34,16 @@ DEFAULT = FramePlan(fps=2.0, min_frames=4, max_frames=768)
 @pytest.fixture(scope="module")
 def reference() -> Any:
     """Transformers' own ``sample_frames`` with the processor's defaults."""
-    torchvision = pytest.importorskip("hippo.models.loading._torchvision")
-    torchvision.ensure_torchvision()
+    pytest.importorskip("hippo.models.loading._torchvision").ensure_torchvision()
     from transformers.models.qwen2_vl.video_processing_qwen2_vl import Qwen2VLVideoProcessor
     from transformers.video_utils import VideoMetadata
 
     processor = Qwen2VLVideoProcessor()
 
-    def indices(total: int, fps: float, plan: FramePlan) -> list[int]:
+    def indices(total: int, fps: float, plan: FramePlan) -> Any:
         metadata = VideoMetadata(total_num_frames=total, fps=fps, duration=total / fps)
-        result: list[int] = processor.sample_frames(
-            metadata, fps=plan.fps, min_frames=plan.min_frames, max_frames=plan.max_frames
-        ).tolist()
-        return result
+        numbers = {"min_frames": plan.min_frames, "max_frames": plan.max_frames}
+        return processor.sample_frames(metadata, fps=plan.fps, **numbers).tolist()
 
     return indices
 
@@ -140,8 +147,173 @@ def test_the_worker_imports_neither_torch_nor_the_models() -> None:
     subprocess.run([sys.executable, "-c", code], check=True)
 
 
-def test_the_defaults_are_those_of_the_reference(reference: Any) -> None:
-    assert reference(200, 25.0, resolve_plan(FramePlan(), DecodeLimits())) == ours(
-        200, 25.0, DEFAULT
+QWEN = FrameLimits(
+    side_multiple=28,
+    video_pixels=(128 * 28 * 28, 768 * 28 * 28),
+    image_pixels=(3136, 4096 * 28 * 28),  # the public checkpoints': up to 16,384 tokens
+    max_video_tokens=115_200,
+)
+LLAVA = FrameLimits(num_frames=32, frame_multiple=1, fixed_size=(384, 384), fixed_tokens=196)
+
+
+@pytest.fixture(scope="module")
+def transformers_processor() -> Any:
+    pytest.importorskip("hippo.models.loading._torchvision").ensure_torchvision()
+    from transformers.models.qwen2_vl import image_processing_qwen2_vl as images
+    from transformers.models.qwen2_vl import video_processing_qwen2_vl as videos
+
+    def make(**size: Any) -> Any:
+        video = videos.Qwen2VLVideoProcessor(cap_pixels_per_frame=True, **size)
+        image = images.Qwen2VLImageProcessor(**size)
+        return SimpleNamespace(image_processor=image, video_processor=video)
+
+    return make
+
+
+def fitted(
+    num_frames: int, height: int, width: int, limits: FrameLimits = QWEN, **plan: Any
+) -> tuple[int, tuple[int, int]]:
+    """The number of frames, and their height and width."""
+    resolved = resolve_plan(FramePlan(**plan), DecodeLimits(), limits)
+    count = fit_frames(num_frames, height, width, resolved, limits)
+    return count, fit_size(count, height, width, resolved, limits)
+
+
+@pytest.mark.parametrize(
+    ("num_frames", "height", "width"),
+    [(20, 1080, 1920), (2, 480, 640), (300, 216, 384), (500, 240, 320), (768, 336, 480)],
+)
+def test_sizes_are_those_of_the_reference(
+    transformers_processor: Any, num_frames: int, height: int, width: int
+) -> None:
+    # transformers has qwen-vl-utils' rule under cap_pixels_per_frame.
+    processor = transformers_processor().video_processor
+    frames = torch.zeros(1, dtype=torch.uint8).expand(1, num_frames, 1, height, width)
+    expected = processor.resize(
+        frames,
+        size=processor.size,
+        resample=processor.resample,
+        factor=28,
+        temporal_factor=2,
+        cap_pixels_per_frame=True,
     )
-    assert torch.equal(torch.tensor(ours(16, 8.0, DEFAULT)), torch.arange(0, 16, 4))
+    assert fitted(num_frames, height, width) == (num_frames, tuple(expected.shape[-2:]))
+
+
+@settings(deadline=None)
+@given(
+    num_frames=st.integers(1, 384).map(lambda pairs: 2 * pairs),
+    height=st.integers(32, 4320),
+    width=st.integers(32, 4320),
+    budget=st.integers(300, 150_000),
+    num_text=st.sampled_from([0, 11]),
+)
+def test_videos_stay_within_the_budget(
+    num_frames: int, height: int, width: int, budget: int, num_text: int
+) -> None:
+    limits = dataclasses.replace(QWEN, grid_text_tokens=num_text)
+    if not 0.1 < height / width < 10:  # a narrow frame has a side of its own
+        return
+    count, (rows, columns) = fitted(num_frames, height, width, limits, max_visual_tokens=budget)
+    assert 2 <= count <= num_frames and count % 2 == 0
+    assert rows % 28 == columns % 28 == 0
+    assert count // 2 * (rows * columns // 28**2 + num_text) <= budget
+    # Turning the frame, as its rotation may say, changes neither.
+    turned = fitted(num_frames, width, height, limits, max_visual_tokens=budget)
+    assert turned == (count, (columns, rows))
+
+
+def test_frames_are_made_smaller_before_they_are_dropped() -> None:
+    assert fitted(64, 1080, 1920, max_visual_tokens=6400)[0] == 64
+    assert fitted(64, 1080, 1920, max_visual_tokens=1000)[0] < 64
+    assert fitted(8, 1080, 1920, max_visual_tokens=128) == (2, (224, 420))
+
+
+@pytest.mark.parametrize(
+    ("limits", "plan", "words"),
+    [
+        (QWEN, {"max_visual_tokens": 100}, "100 visual tokens of a video, and .* take 120: "),
+        (QWEN, {"max_visual_tokens": 126, "min_pixels": 300_000}, "lower min_pixels"),
+        (LLAVA, {"max_visual_tokens": 195}, "195 visual tokens of a video, and .* take 196: "),
+    ],
+)
+def test_frames_do_not_become_smaller_than_the_least(
+    limits: FrameLimits, plan: dict[str, int], words: str
+) -> None:
+    with pytest.raises(ContextLengthError, match=words) as caught:
+        fitted(8, 1080, 1920, limits, **plan)
+    assert caught.value.param == "messages"
+
+
+def test_the_requests_pixels_count_within_the_limits() -> None:
+    assert math.prod(fitted(20, 1080, 1920, max_pixels=200_000)[1]) <= 200_000
+    assert fitted(20, 1080, 1920, max_pixels=2**31 - 1)[1] == (560, 1008)
+    assert math.prod(fitted(20, 120, 160, min_pixels=300_000)[1]) >= 300_000
+    with pytest.raises(InvalidRequestError, match="at most 602112 pixels"):
+        fitted(20, 120, 160, min_pixels=700_000)
+
+
+def test_frames_of_one_size() -> None:
+    assert fitted(32, 1080, 1920, LLAVA) == (32, (384, 384))
+    assert fitted(32, 1080, 1920, LLAVA, max_visual_tokens=2000)[0] == 10
+    for plan in (FramePlan(max_pixels=384 * 384 - 1), FramePlan(min_pixels=384 * 384 + 1)):
+        with pytest.raises(InvalidRequestError, match="every frame at 384 x 384"):
+            resolve_plan(plan, DecodeLimits(), LLAVA)
+
+
+def test_numbers_of_frames_are_the_models_and_the_requests() -> None:
+    def count(limits: FrameLimits, total: int = 1000, **plan: Any) -> int:
+        resolved = resolve_plan(FramePlan(**plan), DecodeLimits(), limits)
+        return count_frames(total, total / 25, resolved, limits.frame_multiple)
+
+    assert (count(QWEN), count(LLAVA), count(LLAVA, 20)) == (80, 32, 20)
+    assert count(LLAVA, fps=1.0) == 40
+    assert count(LLAVA, max_frames=16) == 16
+    assert count(LLAVA, min_frames=48) == 48
+    assert count(QWEN, num_frames=7) == 8  # as transformers rounds
+    assert count(QWEN, num_frames=1) == 2
+    assert count(QWEN, max_frames=1) == count(QWEN, fps=5.0, max_frames=3) == 2
+    assert count(QWEN, 3, num_frames=8) == 2
+    assert count(LLAVA, num_frames=1) == 1
+    assert count(QWEN, num_frames=10, fps=5.0) == 10
+    with pytest.raises(InvalidRequestError, match="to 768 frames") as caught:
+        count(QWEN, num_frames=769)
+    assert caught.value.param == "num_frames"
+
+
+def test_limits_for_images_are_not_those_of_videos(transformers_processor: Any) -> None:
+    public = transformers_processor(min_pixels=3136, max_pixels=12845056)
+    assert frame_limits(public) == QWEN
+    own = frame_limits(transformers_processor(min_pixels=3136, max_pixels=602112))
+    assert own.video_pixels == own.image_pixels == (3136, 602112)
+
+
+def test_an_operators_limits_replace_the_models() -> None:
+    ours = EngineSettings(model="m", video_fps=1.0, max_video_pixels=50_000, max_image_pixels=9000)
+    limits = ours.frame_limits(QWEN)
+    assert (limits.fps, limits.video_pixels) == (1.0, (50_000, 50_000))
+    assert limits.image_pixels == (3136, 9000)
+    assert EngineSettings(model="m", video_fps=1.0).frame_limits(LLAVA).num_frames == 0
+
+
+def test_a_narrow_frame_is_refused() -> None:
+    with pytest.raises(MediaError, match="one side may be at most 200 times the other"):
+        smart_resize(10, 2001, 28, 0, 10**6)
+
+
+@pytest.mark.parametrize("size", [(561, 1009), (270, 480), (90, 61)])
+def test_the_worker_resizes_as_the_processors_do(size: tuple[int, int]) -> None:
+    pytest.importorskip("hippo.models.loading._torchvision").ensure_torchvision()
+    frames = torch.randint(0, 256, (2, *size, 3), dtype=torch.uint8)
+    item = DecodedMedia(MediaKind.VIDEO, frames, (0.0, 0.5), 2.0)
+    expected = resized(item, FramePlan(), QWEN)
+    assert expected.is_resized
+    assert resized(expected, FramePlan(), QWEN) is expected
+    canvas = Canvas(
+        FramePlan(), DecodeLimits(), QWEN, lambda *shape: np.zeros((*shape, 3), np.uint8)
+    )
+    _, height, width, _ = expected.frames.shape
+    pixels = canvas.allocate_frames(2, (height, width))
+    for frame, target in zip(frames.numpy(), pixels, strict=True):
+        canvas.draw(frame, target)
+    assert np.abs(pixels.astype(int) - expected.frames.numpy()).max() <= 2

@@ -1,9 +1,10 @@
-"""pyproject.toml declares what the code imports, at versions that work."""
+"""pyproject.toml declares what the code imports; commands say which package is missing."""
 
 from __future__ import annotations
 
 import ast
 import functools
+import os
 import re
 import subprocess
 import sys
@@ -18,6 +19,8 @@ from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
 from packaging.utils import canonicalize_name
 from packaging.version import Version
+
+from hippo.base.extras import needs_extra
 
 ROOT = Path(__file__).resolve().parents[3]
 PROJECT: dict[str, Any] = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
@@ -215,3 +218,73 @@ def test_the_workflow_runs_the_least_and_the_newest_python_that_are_declared() -
         for entry in job["strategy"]["matrix"]["include"]
     }
     assert {ordered[0], ordered[-1]} <= tested <= set(ordered)
+
+
+CLIP = str(ROOT / "demo/clips/handful.mp4")
+TARGET, DRAFT = str(ROOT / "demo/models/target"), str(ROOT / "demo/models/draft")
+DISTILL = ("hippo.cli", "distill", "--target", TARGET, "--draft", DRAFT, "--videos", "clips")
+ENGINE = ("accelerate", "av", "huggingface_hub", "numpy", "PIL", "psutil", "torch", "transformers")
+
+
+INSTALL = "needs {}: pip install 'hippo-serve"
+
+
+@pytest.mark.parametrize(
+    ("missing", "command", "sentence"),
+    [
+        (ENGINE, ("services.draft", "--model", DRAFT), f"the draft service {INSTALL}[engine]'"),
+        (ENGINE, ("services.target", "--model", TARGET), f"the target service {INSTALL}[engine]'"),
+        (
+            ENGINE,
+            ("hippo.cli", "inspect", CLIP),
+            f"`hippo inspect` runs the target here and {INSTALL}[engine]'",
+        ),
+        (
+            ENGINE,
+            (*DISTILL, "--all-weights", "--out", "trained"),
+            f"`hippo distill` {INSTALL}[distill]'",
+        ),
+        (
+            ("peft",),
+            (*DISTILL, "--out", "trained"),
+            "adapters need {}: pip install 'hippo-serve[distill]', or give --all-weights",
+        ),
+        (
+            ("matplotlib",),
+            ("hippo.cli", "bench", "--plot", "bench.svg"),
+            f"a plot {INSTALL}[plots]', or leave --plot out",
+        ),
+    ],
+    ids=["draft", "target", "inspect", "distill", "adapters", "plots"],
+)
+def test_a_command_says_what_to_install(
+    tmp_path: Path, missing: tuple[str, ...], command: tuple[str, ...], sentence: str
+) -> None:
+    (tmp_path / "clips").mkdir()
+    module, *arguments = command
+    program = (
+        "import importlib.util, runpy, sys\n"
+        f"missing = {missing!r}\n"
+        "sys.modules.update(dict.fromkeys(missing))\n"
+        "find = importlib.util.find_spec\n"
+        "importlib.util.find_spec = lambda name, *_: None if name in missing else find(name, *_)\n"
+        f"sys.argv = {[module, *arguments]!r}\n"
+        f"runpy.run_module({module!r}, run_name='__main__')\n"
+    )
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "COLUMNS": "200"}
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=60,
+    )  # fmt: skip
+    assert done.returncode != 0
+    assert done.stderr.strip() in [f"error: {sentence.format(package)}" for package in missing]
+
+
+def test_a_broken_package_is_no_missing_one() -> None:
+    with pytest.raises(ImportError, match="libcuda"), needs_extra("engine", "this"):
+        raise ImportError("libcuda.so.1: cannot open shared object file", name="torch")
+
+
+def test_an_own_module_that_is_missing_is_our_fault() -> None:
+    with pytest.raises(ModuleNotFoundError), needs_extra("engine", "this"):
+        raise ModuleNotFoundError("No module named 'hippo.nowhere'", name="hippo.nowhere")

@@ -1,11 +1,14 @@
-"""The rules that keep the parts apart."""
+"""The rules that keep the parts apart; the page on the architecture names what there is."""
 
 from __future__ import annotations
 
 import ast
+import importlib
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
+from functools import reduce
 from pathlib import Path
 
 import pytest
@@ -135,3 +138,20 @@ def test_the_gateway_the_command_line_and_settings_need_no_torch() -> None:
         "import services.draft.__main__, services.target.__main__\n"
     )
     subprocess.run([sys.executable, "-c", program], cwd=ROOT, check=True, timeout=60)
+
+
+TEXT = (Path(__file__).resolve().parents[3] / "docs/architecture.md").read_text(encoding="utf-8")
+SECTION = TEXT.partition("### The way of one token")[2].partition("\n## ")[0]
+WAY = re.findall(r"^\| `([\w.]+)` \|", SECTION, re.MULTILINE)
+
+
+@pytest.mark.parametrize("name", WAY)
+def test_each_function_on_a_tokens_way_exists(name: str) -> None:
+    parts = name.split(".")
+    num_module = next(i for i, part in enumerate(parts) if part[0].isupper() or i == len(parts) - 1)
+    module = importlib.import_module(".".join(parts[:num_module]))
+    assert callable(reduce(getattr, parts[num_module:], module))
+
+
+def test_a_tokens_way_is_at_most_thirty_calls() -> None:
+    assert 20 < len(WAY) <= 30

@@ -6,11 +6,10 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
-from google.protobuf.descriptor_pb2 import FieldDescriptorProto, FileDescriptorProto
 
 from hippo.types import PROTOCOL_VERSION
 from tests.support.running.protocol import facts, released, spoken
@@ -31,33 +30,27 @@ def test_the_protocol_is_compatible_with_the_last_release() -> None:
         assert found == [], "additions only, or a new PROTOCOL_VERSION"
 
 
-def _commit(file: FileDescriptorProto, name: str) -> FieldDescriptorProto:
-    (message,) = (each for each in file.message_type if each.name == "Commit")
-    return next(field for field in message.field if field.name == name)
-
-
-def _drop_value(file: FileDescriptorProto) -> None:
-    del file.enum_type[0].value[-1]
-
-
 @pytest.mark.parametrize(
-    ("change", "said"),
+    ("field", "attribute", "value", "said"),
     [
-        (lambda file: setattr(_commit(file, "epoch"), "name", "run"), "Commit = 1"),
-        (lambda file: setattr(_commit(file, "epoch"), "number", 9), "Commit = 1"),
-        (lambda file: setattr(_commit(file, "epoch"), "type", 4), "Commit = 1"),
-        (lambda file: setattr(_commit(file, "token_ids"), "label", 1), "Commit = 3"),
-        (_drop_value, "MediaKind = 2"),
+        ("epoch", "name", "run", "Commit = 1"),
+        ("epoch", "number", 9, "Commit = 1"),
+        ("epoch", "type", 4, "Commit = 1"),
+        ("token_ids", "label", 1, "Commit = 3"),
+        (None, "", 0, "MediaKind = 2"),
     ],
 )
 def test_a_breaking_change_is_found(
-    change: Callable[[FileDescriptorProto], None], said: str
+    field: str | None, attribute: str, value: Any, said: str
 ) -> None:
-    files = spoken()
-    change(files[0])
-
-    (problem,) = _changed(facts(spoken()), facts(files))
-
+    file, *others = spoken()
+    if field is None:
+        del file.enum_type[0].value[-1]
+    else:
+        (message,) = (each for each in file.message_type if each.name == "Commit")
+        (found,) = (each for each in message.field if each.name == field)
+        setattr(found, attribute, value)
+    (problem,) = _changed(facts(spoken()), facts([file, *others]))
     assert problem.startswith(said)
 
 

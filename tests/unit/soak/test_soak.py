@@ -1,22 +1,19 @@
-"""What a soak counts as growth, and as a problem."""
+"""What a soak counts as growth and as a problem, and a broken promise beside an attacker."""
 
 from __future__ import annotations
 
 import subprocess
 import sys
-import threading
 import time
 from typing import Any
 
 import psutil
 import pytest
 
-from hippo.client.requests import Question
-from tests.soak import visitors
-from tests.soak.__main__ import problems, rows
+from tests.soak.__main__ import problems
 from tests.soak.memory import Sample, growth_mb_a_minute, tree_mb
-from tests.soak.visitors import Tally, Task, Visitor
-from tests.support.running.plain_server import PlainServer, serving
+from tests.soak.promises import QUIET, SERVICES
+from tests.soak.promises import problems as broken_promises
 
 
 def test_growth_is_that_of_the_last_process_after_its_warm_up() -> None:
@@ -35,46 +32,6 @@ def test_a_process_that_has_ended_but_was_not_waited_for_has_no_memory() -> None
         assert tree_mb(process.pid, "VmHWM") == 0.0
 
 
-def test_who_is_told_to_come_later_is_one_outcome_whatever_was_asked(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(visitors, "FATES", {"reads": 1, "asks nonsense": 1})
-    tally, stop = Tally(), threading.Event()
-    with serving(PlainServer(failing=range(10**6), failing_status=429)) as full:
-        task = Task(Question("clip", ({"role": "user", "content": "Who?"},)), {})
-        thread = threading.Thread(target=Visitor(full.url, [task], tally, stop, 0).run)
-        thread.start()
-        while tally.outcomes.total() < 6:  # both kinds with this seed
-            time.sleep(0.01)
-        stop.set()
-        thread.join()
-    assert set(tally.outcomes) == {"told to come later (429)"} and not tally.faults
-
-
-def _result(**changes: Any) -> dict[str, Any]:
-    result = {
-        "seconds": 600.0,
-        "num_clients": 12,
-        "slots": 8,
-        "outcomes": {"reads: equal answer": 70, "reads slowly: equal answer": 5, "leaves early": 9},
-        "faults": [],
-        "num_tokens": 9000,
-        "troubles": [{"kind": "killed", "at_s": 3.0, "seconds": 8.0}],
-        "memory": {"target": [{"at_s": 5.0, "pid": 1, "resident_mb": 800.0}]},
-        "growth_mb_a_minute": {"target": 0.2},
-        "left": {"slots of the target": 0.0},
-        "idle_after_s": 0.3,
-    }
-    return {**result, **changes}
-
-
-def test_the_table_has_the_finished_answers_of_all_kinds() -> None:
-    shown = dict(rows(_result()))
-    assert shown["finished answers equal to target-only's"] == "75 of 75"
-    assert shown["requests"] == "84"
-    assert shown["draft killed and started again"] == "1"
-
-
 @pytest.mark.parametrize(
     ("changes", "problem"),
     [
@@ -84,5 +41,59 @@ def test_the_table_has_the_finished_answers_of_all_kinds() -> None:
     ],
 )
 def test_each_thing_that_must_not_be_is_a_problem(changes: dict[str, Any], problem: str) -> None:
-    assert problems(_result()) == []
-    assert problems(_result(**changes)) == [problem]
+    fine = {
+        "faults": [],
+        "left": {"slots of the target": 0.0},
+        "growth_mb_a_minute": {"target": 0.2, "draft": None},
+    }
+    assert problems(fine) == []
+    assert problems(fine | changes) == [problem]
+
+
+def _phase(name: str, **changes: Any) -> dict[str, Any]:
+    phase = {
+        "name": name, "seconds": {"video": [1.0, 2.0], "text": [0.5]}, "faults": [], "ended": [],
+        "resident_mb": dict.fromkeys(SERVICES, 900.0), "num_tracebacks": 0, "attacker": None,
+        "recovered_s": 0.4,
+    }  # fmt: skip
+    return {**phase, **changes}
+
+
+def _beside_an_attack(**changes: Any) -> dict[str, Any]:
+    got = {"outcomes": {"400": 7}, "broken": []}
+    phases = [_phase(QUIET), _phase("gif", **{"attacker": got, **changes}), _phase(QUIET)]
+    return {"limits_mb": dict.fromkeys(SERVICES, 4000.0), "phases": phases}
+
+
+SLOW = {"video": [4.2], "text": [0.9]}
+
+
+@pytest.mark.parametrize(
+    ("changes", "found"),
+    [
+        ({"seconds": SLOW}, "4.20 s for a question about a video, 2.1 times the quiet worst"),
+        ({"seconds": {"video": [1.0]}}, "no question about a text was answered"),
+        ({"faults": ["failed: full", "failed: full"]}, "2 × failed: full"),
+        ({"resident_mb": {"draft": 4100.0}}, "the draft had 4,100 MB; its limit is 4,000 MB"),
+        ({"ended": ["target"]}, "the target ended"),
+        ({"num_tracebacks": 1}, "1 × a traceback in the services' logs"),
+        ({"recovered_s": None}, "not as fast as before within 60 s"),
+        (
+            {"attacker": {"outcomes": {"500": 2}, "broken": ["it tells"]}},
+            "it tells\n2 × status 500, a fault of the server",
+        ),
+    ],
+)
+def test_each_broken_promise_beside_an_attacker_is_told(
+    changes: dict[str, Any], found: str
+) -> None:
+    assert broken_promises(_beside_an_attack()) == []
+    told = broken_promises(_beside_an_attack(**changes))
+    assert told == [f"gif: {line}" for line in found.splitlines()]
+
+
+def test_an_attack_is_compared_with_the_quiet_time_on_both_sides_of_it() -> None:
+    for place in (0, 2):
+        result = _beside_an_attack(seconds=SLOW)
+        result["phases"][place]["seconds"] = {"video": [2.2], "text": [0.5]}
+        assert broken_promises(result) == []

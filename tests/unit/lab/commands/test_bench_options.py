@@ -1,4 +1,4 @@
-"""What the options of ``hippo bench`` come to."""
+"""What the options of ``hippo bench`` come to, and what stops the questions of a file."""
 
 from __future__ import annotations
 
@@ -8,10 +8,13 @@ from pathlib import Path
 
 import pytest
 
+from hippo.cli import main
 from hippo.client.latency import TARGET_ONLY
-from hippo.errors import HippoError
+from hippo.errors import HippoError, InvalidRequestError
+from hippo.lab.benchmark.answer_log import AnswerLog
 from hippo.lab.commands.bench import add_options, command_line, plan_of
 from hippo.lab.commands.bench_run import Plan
+from tests.support.running.plain_server import PlainServer, serving
 
 TEXT = ("--no-video", "--prompt", "Hello?")
 
@@ -81,17 +84,6 @@ def test_an_allowed_cache_is_one_without_salts() -> None:
     assert "cache_salt" not in plan(*TEXT, "--allow-cache").form.optional
 
 
-def test_the_questions_of_a_file_are_asked_of_the_named_systems(tmp_path: Path) -> None:
-    path = tmp_path / "q.jsonl"
-    line = {"id": "1", "video": "file:///a.mp4", "question": "What?"}
-    path.write_text("".join(json.dumps({**line, "id": number}) + "\n" for number in range(3)))
-    given = ("--questions", str(path), "--answers", str(tmp_path / "a.jsonl"))
-    file = plan(*given, "--limit", "2", "--seed", "4").file
-    assert file is not None and [each.id for each in file.questions] == ["0", "1"]
-    assert file.seed == 4
-    assert command_line(parsed(*given)) == f"hippo bench {' '.join(given)}"
-
-
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -131,3 +123,41 @@ def test_options_without_sense_are_refused_before_anything_is_asked(
 ) -> None:
     with pytest.raises(HippoError, match=message):
         plan(*arguments)
+
+
+@pytest.fixture
+def given(tmp_path: Path) -> list[str]:
+    """Options for a file with one question."""
+    path = tmp_path / "q.jsonl"
+    path.write_text(json.dumps({"id": "1", "video": "https://e.com/a.mp4", "question": "What?"}))
+    return ["bench", "--questions", str(path), "--answers", str(tmp_path / "a.jsonl"), "--url"]
+
+
+def test_a_full_disk_is_no_fault_of_the_question(
+    given: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def add(*_: object) -> None:
+        raise InvalidRequestError("a.jsonl cannot be written: No space left on device")
+
+    monkeypatch.setattr(AnswerLog, "add", add)
+    with serving(PlainServer()) as plain:
+        assert main([*given, plain.url]) == 1
+    assert "error: a.jsonl cannot be written" in capsys.readouterr().err
+
+
+def test_refused_questions_are_named_and_no_answer_is_an_error(
+    given: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    with serving(PlainServer(failing=(1, 2), failing_status=400)) as plain:
+        assert main([*given, plain.url]) == 1
+    words = " ".join(capsys.readouterr().err.split())
+    assert "no question was answered: the server answered 400" in words
+
+
+def test_an_overloaded_server_stops_the_run(
+    given: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    with serving(PlainServer(failing=(2,), failing_status=429)) as plain:
+        assert main([*given, plain.url]) == 1
+        assert "the server answered 429" in capsys.readouterr().err
+        assert main([*given, plain.url]) == 0

@@ -40,10 +40,7 @@ def test_a_pair_is_predicted_and_written_as_json(
         (["--traces", "nowhere.jsonl"], "drawn answers"),
         (["--delay-ms", "-1"], "--delay-ms must be 0 to"),
         (["--target-gpus", "0"], "--target-gpus must be 1 to"),
-        (
-            ["--target-ms", "20", "--draft-ms", "2", "--row-ms", "-1"],
-            "--row-ms must be 0 to",
-        ),
+        (["--target-ms", "20", "--draft-ms", "2", "--row-ms", "-1"], "--row-ms must be 0 to"),
         (["--policies", "best"], "unknown policy"),
     ],
 )
