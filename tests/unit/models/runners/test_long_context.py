@@ -11,9 +11,8 @@ import torch
 from torch.profiler import ProfilerActivity, profile
 
 from hippo.models.interface.base import Prompt, SequenceRows, StepPlan, VideoLanguageModel
-from hippo.models.interface.plan import LoadPlan
-from hippo.models.load import load_model
 from tests.support.devices.tensor_trace import TensorTrace
+from tests.support.models.pairs import load
 
 SHORT, LONG = 1024, 8192
 MASK_OPERATORS = {"aten.full.default", "aten.triu_.default", "aten.repeat_interleave.self_int"}
@@ -22,15 +21,7 @@ MASK_OPERATORS = {"aten.full.default", "aten.triu_.default", "aten.repeat_interl
 @pytest.fixture(scope="module")
 def model(target_checkpoint: Path) -> VideoLanguageModel:
     """A small model with four slots of a long context."""
-    return load_model(
-        LoadPlan(
-            str(target_checkpoint),
-            dtype="float32",
-            num_slots=4,
-            max_context_length=LONG + 64,
-            served_name="tiny",
-        )
-    )
+    return load(target_checkpoint, num_slots=4, max_context_length=LONG + 64)
 
 
 @pytest.fixture(scope="module")
