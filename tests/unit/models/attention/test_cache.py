@@ -23,15 +23,6 @@ from tests.support.devices.pretend_cuda import CUDA, pretend_cuda
 CPU, GPU = torch.device("cpu"), torch.device("cuda")
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
-@pytest.mark.parametrize("has_tiles", [True, False])
-def test_on_a_gpu_it_is_the_models(
-    dtype: torch.dtype, has_tiles: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: {"amx_bf16": has_tiles})
-    assert cache_dtype(dtype, GPU) == dtype
-
-
 @pytest.mark.parametrize(
     ("capabilities", "packs", "expected"),
     [
@@ -50,6 +41,8 @@ def test_on_a_cpu_bfloat16_stays_where_it_is_multiplied_in_tiles(
     monkeypatch.setattr(cache, "packing", lambda _: make_linear if packs else None)
     monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: capabilities)
     assert cache_dtype(torch.bfloat16, CPU) == expected
+    for dtype in (torch.float32, torch.float16, torch.bfloat16):
+        assert cache_dtype(dtype, GPU) == dtype
     assert cache_dtype(torch.float32, CPU) == torch.float32
     assert cache_dtype(torch.float16, CPU) == torch.float32
 

@@ -111,9 +111,11 @@ MEMORY = {  # by dtype: what counts as memory of the process
 
 
 @pytest.fixture(scope="module")
-def large_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """100 MB in seven files, in bfloat16."""
-    return write_checkpoint(
+def loaded_sizes(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, int]]:
+    """By dtype: bytes of the weights, what was checked to be there, and the most that was held."""
+    if not Path("/proc/self/status").exists():
+        pytest.skip("needs Linux's /proc")
+    large = write_checkpoint(  # 100 MB in seven files, in bfloat16
         tmp_path_factory.mktemp("large") / "model",
         num_layers=2,
         num_heads=16,
@@ -123,15 +125,8 @@ def large_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
         dtype=torch.bfloat16,
         max_shard_size="15MB",
     )
-
-
-@pytest.fixture(scope="module")
-def loaded_sizes(large_checkpoint: Path) -> dict[str, dict[str, int]]:
-    """By dtype: bytes of the weights, what was checked to be there, and the most that was held."""
-    if not Path("/proc/self/status").exists():
-        pytest.skip("needs Linux's /proc")
     done = subprocess.run(
-        [sys.executable, "-c", PEAK_SCRIPT, str(large_checkpoint), json.dumps(MEMORY)],
+        [sys.executable, "-c", PEAK_SCRIPT, str(large), json.dumps(MEMORY)],
         env={
             "MALLOC_MMAP_THRESHOLD_": "1000000",
             "OMP_NUM_THREADS": "1",

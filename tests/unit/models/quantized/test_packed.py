@@ -135,15 +135,12 @@ def test_layers_without_products_beside_plain_ones_are_decompressed(
     assert_close(modules[0].weight.float(), weight, rtol=1e-2, atol=1e-4)
 
 
-def test_a_module_that_has_only_buffers_is_called_as_it_is() -> None:
-    module = torch.nn.Module()  # as gptqmodel's
-    module.register_buffer("qweight", torch.zeros(8, 8, dtype=torch.int32))
-    assert make_packed([module], torch.bfloat16) is None
-
-
 def test_modules_that_the_kernels_do_not_have_stay_with_their_package() -> None:
     assert quantised_rows(torch.nn.Linear(128, 48)) is None
     assert make_packed([torch.nn.Linear(128, 48)], torch.bfloat16) is None  # on a CPU
+    module = torch.nn.Module()  # it has only buffers, as gptqmodel's
+    module.register_buffer("qweight", torch.zeros(8, 8, dtype=torch.int32))
+    assert make_packed([module], torch.bfloat16) is None
 
 
 def _random_rows(
