@@ -176,7 +176,8 @@ def measured(
         bytes_each=working.itemsize,
         cache_each=cache_dtype(working, CPU).itemsize,
     )
-    return trace.peak_bytes / margin
+    share: float = trace.peak_bytes / margin
+    return share
 
 
 def bundled(_: Path) -> Path:
