@@ -4,17 +4,13 @@ own."""
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Generator
+from typing import Any
 
 import pytest
 import torch
 
 from hippo.models.interface.base import (
-    AttentionTap,
-    DelegatingModel,
     Prompt,
-    StepPlan,
-    VideoLanguageModel,
 )
 from hippo.models.interface.content import cached_places
 from hippo.types import (
@@ -29,7 +25,7 @@ from hippo.types import (
     TextPart,
 )
 from tests.support.models.families import write_family
-from tests.support.models.pairs import NoiseDecoder, Pair, load
+from tests.support.models.pairs import NoiseDecoder, Pair, assert_equal_to_target_only, load
 from tests.support.running.services import (
     POLICIES,
     relay,
@@ -67,22 +63,11 @@ async def test_every_policy_gives_the_target_only_output(
     family_pair: Pair, sampling: SamplingParams
 ) -> None:
     request = toy_request(
-        sampling=sampling,
-        pruning=Pruning(PruningStrategy.NONE),
-        max_tokens=40,
-        end_token_ids=(),
+        sampling=sampling, pruning=Pruning(PruningStrategy.NONE), max_tokens=40, end_token_ids=()
     )
-    async with (
-        serving_target(family_pair.target, NoiseDecoder()) as (_, target),
-        serving_draft(family_pair.draft, NoiseDecoder()) as (_, draft),
-    ):
-        alone = await target_only(target, request)
-        assert len(alone.token_ids) == 40
-        for policy in POLICIES:
-            answer = await relay(draft, target, request, policy)
-            assert answer.token_ids == alone.token_ids, policy
-            if policy == "serial":  # it waits for the draft, which sees all tokens: often right
-                assert sum(verdict.num_accepted_tokens for verdict in answer.verdicts) > 8
+    answers = await assert_equal_to_target_only(family_pair, request, policies=POLICIES)
+    # A serial policy waits for the draft, which sees all tokens: it is often right.
+    assert sum(verdict.num_accepted_tokens for verdict in answers["serial"][0].verdicts) > 8
 
 
 @pytest.mark.parametrize(
@@ -123,33 +108,8 @@ async def test_every_strategy_gives_the_target_only_output(
     assert len({kept[strategy] for strategy in counts}) > 2, "strategies choose differently"
 
 
-class _Watched(DelegatingModel):
-    """Notes the prompts of prefills, and how many rows each reuses."""
-
-    def __init__(self, model: VideoLanguageModel) -> None:
-        super().__init__(model)
-        self.prompts: list[Prompt] = []
-        self.reused: list[int] = []
-
-    def prefill(
-        self,
-        slot: int,
-        prompt: Prompt,
-        visual: torch.Tensor | None,
-        kept: torch.Tensor | None,
-        tap: AttentionTap | None = None,
-        num_reused: int = 0,
-    ) -> Generator[torch.Tensor | None]:
-        self.prompts.append(prompt)
-        self.reused.append(num_reused)
-        return self._model.prefill(slot, prompt, visual, kept, tap, num_reused)
-
-    def forward(self, plan: StepPlan) -> torch.Tensor:
-        return self._model.forward(plan)
-
-
 async def test_a_draft_at_compacted_positions_gives_the_target_only_output(
-    family_pair: Pair,
+    family_pair: Pair, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pruning = Pruning(PruningStrategy.SPECVLM, 0.9, causal_attention=True, compacted_positions=True)
     request = toy_request(
@@ -159,14 +119,20 @@ async def test_a_draft_at_compacted_positions_gives_the_target_only_output(
         max_tokens=12,
         end_token_ids=(),
     )
-    watched = _Watched(family_pair.draft)
+    prompts, reused = list[Prompt](), list[int]()
+    prefill = family_pair.draft.prefill
+
+    def noted(slot: int, prompt: Prompt, visual: Any, kept: Any, *, num_reused: int) -> Any:
+        prompts.append(prompt)
+        reused.append(num_reused)
+        return prefill(slot, prompt, visual, kept, num_reused=num_reused)
+
     async with (
         serving_target(family_pair.target, NoiseDecoder()) as (_, target),
-        serving_draft(watched, NoiseDecoder()) as (service, draft),
+        serving_draft(family_pair.draft, NoiseDecoder()) as (service, draft),
     ):
         alone = await target_only(target, request)
-        watched.prompts.clear()
-        watched.reused.clear()
+        monkeypatch.setattr(family_pair.draft, "prefill", noted)
         at_original = dataclasses.replace(pruning, compacted_positions=False)
         for own in (pruning, at_original, pruning):
             asked = dataclasses.replace(request, pruning=own)
@@ -176,7 +142,7 @@ async def test_a_draft_at_compacted_positions_gives_the_target_only_output(
     selection = answer.selection
     assert selection is not None
     kept = torch.tensor(selection.kept_indices)
-    moved, original, again = watched.prompts
+    moved, original, again = prompts
     num_cached = moved.length - selection.num_visual_tokens + kept.shape[0]
     places = cached_places(moved, kept)
     for prompt in (moved, again):
@@ -184,4 +150,4 @@ async def test_a_draft_at_compacted_positions_gives_the_target_only_output(
         axes = prompt.positions[:, places]
         assert torch.equal(axes, torch.arange(num_cached).expand_as(axes))
     differs = (original.positions != moved.positions).any(0)[places]
-    assert watched.reused[1] <= int(differs.nonzero()[0])  # no row at another position
+    assert reused[1] <= int(differs.nonzero()[0])  # no row at another position

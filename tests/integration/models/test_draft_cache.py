@@ -149,6 +149,7 @@ async def test_a_long_video_is_answered_with_a_draft_that_caches_its_pruned_prom
         rows = num_others + num_kept_of(first)
         assert second.record.draft_prefill.context_length == rows - 1
         assert backend_of(draft_service).slots.num_used == 0
+        assert num_kept_of(await ask(question(Pruning(PruningStrategy.BLIND)))) == 0
 
 
 @pytest.mark.parametrize(
@@ -173,15 +174,6 @@ async def test_of_more_than_has_room_as_many_visual_tokens_are_kept_as_have(
     assert num_others + num_kept_of(completion) + 20 == CACHE_TOKENS
     assert completion.record.stats.num_draft_tokens > 0
     assert completion.record.draft_problem is None, "the whole answer has room"
-
-
-async def test_a_blind_draft_stays_blind(
-    target: VideoLanguageModel, small: VideoLanguageModel
-) -> None:
-    async with asking(target, small) as (ask, _):
-        completion = await ask(question(Pruning(PruningStrategy.BLIND)))
-    assert num_kept_of(completion) == 0
-    assert completion.record.stats.num_draft_tokens > 0
 
 
 async def test_a_text_without_room_is_answered_without_the_draft_and_says_why(

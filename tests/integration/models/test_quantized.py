@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+from functools import partial
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -10,16 +11,15 @@ from unittest import mock
 import pytest
 import torch
 
-from hippo.models.interface.base import VideoLanguageModel
-from hippo.models.interface.plan import LoadPlan
-from hippo.models.load import load_model
 from hippo.models.loading import quantization as quantized
 from hippo.types import Pruning, PruningStrategy
+from tests.support.models import pairs
 from tests.support.models.hub_forms import write_hub_form
-from tests.support.models.pairs import NoiseDecoder
+from tests.support.models.pairs import assert_equal_to_target_only
 from tests.support.models.quantized import FORMS, has_packages, write_quantized
 from tests.support.models.reference import (
     Reference,
+    answer,
     assert_close,
     clip,
     prefill,
@@ -27,13 +27,7 @@ from tests.support.models.reference import (
     step,
     user,
 )
-from tests.support.running.services import (
-    relay,
-    serving_draft,
-    serving_target,
-    target_only,
-    toy_request,
-)
+from tests.support.running.services import toy_request
 
 QWEN2 = "Qwen/Qwen2-VL-2B-Instruct"  # tied and in two files
 QWEN = "Qwen/Qwen2.5-VL-72B-Instruct"
@@ -41,6 +35,8 @@ QWEN3 = "Qwen/Qwen3-VL-4B-Instruct"  # tied and in two files
 LLAVA = "llava-hf/llava-onevision-qwen2-72b-ov-hf"
 INTERNVL = "OpenGVLab/InternVL3_5-8B-HF"
 
+REQUEST = toy_request(pruning=Pruning(PruningStrategy.NONE), max_tokens=24, end_token_ids=())
+load = partial(pairs.load, max_context_length=1024)
 pytestmark = pytest.mark.skipif(
     not has_packages(), reason="bitsandbytes, compressed-tensors and torchao are not installed"
 )
@@ -49,18 +45,6 @@ pytestmark = pytest.mark.skipif(
 @pytest.fixture(scope="module")
 def qwen3_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_hub_form(tmp_path_factory.mktemp("qwen3") / "model", QWEN3)
-
-
-def load(folder: Path, **changes: Any) -> VideoLanguageModel:
-    options: dict[str, Any] = {"dtype": "float32", "max_context_length": 1024, **changes}
-    return load_model(LoadPlan(str(folder), **options))
-
-
-def answer(model: VideoLanguageModel) -> torch.Tensor:
-    """Logits after a prompt with a clip, and of three more tokens."""
-    prompt = prepare(model, user(0, "what is it?"), clip(num_frames=2))
-    first = prefill(model, 0, prompt)
-    return torch.cat((first[None], model.forward(step(0, 0, 5, 6, 7))))
 
 
 def relative(actual: torch.Tensor, expected: torch.Tensor) -> float:
@@ -164,28 +148,12 @@ async def test_the_output_of_a_quantised_pair_is_that_of_its_target_alone(
 ) -> None:
     folder: Path = request.getfixturevalue(checkpoint)
     models = [load(folder, quantization=name, num_slots=2) for name in (target, draft)]
-    await assert_equal_to_target_only(*models)
+    await assert_equal_to_target_only(models, REQUEST)
 
 
 async def test_the_output_with_published_fp8_is_that_of_the_target_alone(
     qwen3_checkpoint: Path, tmp_path: Path
 ) -> None:
     target, _ = write_quantized(tmp_path, QWEN3, "RedHatAI FP8-dynamic")
-    await assert_equal_to_target_only(
-        load(target, num_slots=2), load(qwen3_checkpoint, num_slots=2)
-    )
-
-
-async def assert_equal_to_target_only(
-    target_model: VideoLanguageModel, draft_model: VideoLanguageModel
-) -> None:
-    request = toy_request(pruning=Pruning(PruningStrategy.NONE), max_tokens=24, end_token_ids=())
-    async with (
-        serving_target(target_model, NoiseDecoder()) as (_, target_client),
-        serving_draft(draft_model, NoiseDecoder()) as (_, draft_client),
-    ):
-        alone = await target_only(target_client, request)
-        assert len(alone.token_ids) == 24
-        for policy in ("serial", "vpsd", "optimistic"):  # blocks of all kinds
-            answer = await relay(draft_client, target_client, request, policy)
-            assert answer.token_ids == alone.token_ids, policy
+    models = load(target, num_slots=2), load(qwen3_checkpoint, num_slots=2)
+    await assert_equal_to_target_only(models, REQUEST)

@@ -60,6 +60,12 @@ def num_reused(answer: Answer) -> int:
     return answer.verdicts[0].timing.context_length
 
 
+def assert_alike(answer: Answer, expected: Answer) -> None:
+    assert answer.token_ids == expected.token_ids
+    assert answer.selection is not None and expected.selection is not None
+    assert answer.selection.kept_indices == expected.selection.kept_indices
+
+
 async def cold_answers(pair: Pair, requests: list[OpenRequest]) -> list[Answer]:
     async with serving_target(pair.target, NoiseDecoder(), **COLD) as (_, client):
         answers = [await target_only(client, request) for request in requests]
@@ -102,9 +108,7 @@ async def test_warm_answers_equal_cold_ones_with_and_without_a_draft(
                     answer = await target_only(target, request)
                 else:
                     answer = await relay(draft, target, request, policy)
-                assert answer.token_ids == expected.token_ids
-                assert answer.selection is not None and expected.selection is not None
-                assert answer.selection.kept_indices == expected.selection.kept_indices
+                assert_alike(answer, expected)
                 await until_free(target_service)
                 await until_free(draft_service)
         counters = backend_of(target_service).engine.counters
@@ -124,9 +128,7 @@ async def test_uv_computes_the_video_again_and_scores_it_alike(pair: Pair) -> No
     async with serving_target(pair.target, NoiseDecoder()) as (_, client):
         warm = [await target_only(client, request) for request in requests]
     for answer, expected in zip(warm, cold, strict=True):
-        assert answer.token_ids == expected.token_ids
-        assert answer.selection is not None and expected.selection is not None
-        assert answer.selection.kept_indices == expected.selection.kept_indices
+        assert_alike(answer, expected)
     assert num_reused(warm[1]) > 0
     assert warm[1].selection is not None
     assert warm[1].verdicts[0].timing.num_rows > warm[1].selection.num_visual_tokens

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import itertools
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -21,25 +22,10 @@ def reference_scores(
     """
     qwen2: Any = importlib.import_module("transformers.models.qwen2.modeling_qwen2")
     layers = model.model.language_model.layers
-    seen: list[tuple[torch.Tensor, Any]] = []
-
-    def keep(_module: Any, _args: Any, kwargs: dict[str, Any]) -> None:
-        seen.append((kwargs["hidden_states"], kwargs["position_embeddings"]))
-
-    hooks = [
-        layer.self_attn.register_forward_pre_hook(keep, with_kwargs=True)
-        for layer in layers[:num_layers]
-    ]
-    try:
-        model.model.rope_deltas = None
-        with torch.no_grad():
-            model(**inputs, use_cache=False)
-    finally:
-        for hook in hooks:
-            hook.remove()
+    attentions = [layer.self_attn for layer in layers[:num_layers]]
     scores = []
-    for layer, (hidden, (cosines, sines)) in zip(layers, seen, strict=False):
-        attention = layer.self_attn
+    for attention, (_, given) in zip(attentions, _calls(model, inputs, attentions), strict=True):
+        hidden, (cosines, sines) = given["hidden_states"], given["position_embeddings"]
         heads = (*hidden.shape[:-1], -1, attention.head_dim)
         with torch.no_grad():
             query, key = attention.q_proj(hidden).view(heads), attention.k_proj(hidden).view(heads)
@@ -62,6 +48,24 @@ def reference_scores(
     return torch.stack(scores)
 
 
+def _calls(model: Any, inputs: Any, modules: Sequence[Any]) -> list[tuple[Any, dict[str, Any]]]:
+    """The arguments of the modules in a forward."""
+    calls: list[tuple[Any, dict[str, Any]]] = []
+
+    def keep(_module: Any, args: Any, given: dict[str, Any]) -> None:
+        calls.append((args, given))
+
+    hooks = [module.register_forward_pre_hook(keep, with_kwargs=True) for module in modules]
+    try:
+        model.model.rope_deltas = None
+        with torch.no_grad():
+            model(**inputs, use_cache=False)
+    finally:
+        for hook in hooks:
+            hook.remove()
+    return calls
+
+
 def text_behind(prompt: Prompt) -> list[int]:
     """The places of the text behind the last video, one by one."""
     visual = {*prompt.visual_indices.tolist(), *prompt.other_indices.tolist()}
@@ -75,23 +79,8 @@ def reference_alignment(
     """ParallelVLM's UV-Prune, as its formula reads: the change of each cosine between a visual
     token's and a question token's hidden state, from layer to layer, summed over the first
     ``num_layers`` layers; the mean over the question. ``[num_visual_tokens]``."""
-    layers = model.model.language_model.layers
-    states: list[torch.Tensor] = []
-
-    def keep(_module: Any, args: Any, kwargs: dict[str, Any]) -> None:
-        states.append((args[0] if args else kwargs["hidden_states"])[0])
-
-    hooks = [
-        layer.register_forward_pre_hook(keep, with_kwargs=True)
-        for layer in layers[: num_layers + 1]
-    ]
-    try:
-        model.model.rope_deltas = None
-        with torch.no_grad():
-            model(**inputs, use_cache=False)
-    finally:
-        for hook in hooks:
-            hook.remove()
+    calls = _calls(model, inputs, model.model.language_model.layers[: num_layers + 1])
+    states = [(args[0] if args else given["hidden_states"])[0] for args, given in calls]
     assert len(states) == num_layers + 1
     cosines = [
         torch.nn.functional.cosine_similarity(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
@@ -25,11 +25,6 @@ class TensorTrace(TorchDispatchMode):
         self.written: Counter[str] = Counter()
         self.peak_bytes = 0
         self._live: dict[int, tuple[StorageWeakRef, int]] = {}
-
-    @property
-    def num_bytes_written(self) -> int:
-        """By all operators."""
-        return sum(self.written.values())
 
     def __torch_dispatch__(
         self,
@@ -65,22 +60,6 @@ class TensorTrace(TorchDispatchMode):
         reference = StorageWeakRef(storage)  # type: ignore[no-untyped-call]
         self._live[key] = (reference, storage.nbytes())
         self.peak_bytes = max(self.peak_bytes, sum(size for _, size in self._live.values()))
-
-
-def peak_bytes(action: Callable[[], object], device: torch.device) -> int:
-    """The most that an action's tensors held at once beside what there was before: by CUDA's
-    allocator there, counted elsewhere."""
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
-        before = torch.cuda.memory_allocated(device)
-        torch.cuda.reset_peak_memory_stats(device)
-        action()
-        torch.cuda.synchronize(device)
-        return int(torch.cuda.max_memory_allocated(device)) - int(before)
-    trace = TensorTrace()
-    with trace:
-        action()
-    return trace.peak_bytes
 
 
 def _arguments(

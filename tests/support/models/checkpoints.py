@@ -124,6 +124,35 @@ def seeded_model(
     return model
 
 
+def text_config(tokenizer: Any, **changes: Any) -> dict[str, Any]:
+    """A small language model of Qwen2's form."""
+    return {
+        "model_type": "qwen2",
+        "num_hidden_layers": 3,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "hidden_size": 64,
+        "intermediate_size": 128,
+        "vocab_size": len(tokenizer),
+        "max_position_embeddings": 4096,
+        "initializer_range": 0.2,
+        "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0},
+        "bos_token_id": None,
+        "eos_token_id": tokenizer.convert_tokens_to_ids("<|im_end|>"),
+        **changes,
+    }
+
+
+def save_model(model: Any, processor: Any, folder: Path) -> Path:
+    """Saves both, with the tokenizer's end token."""
+    transformers: Any = importlib.import_module("transformers")
+    end_id = processor.tokenizer.convert_tokens_to_ids("<|im_end|>")
+    model.generation_config = transformers.GenerationConfig(eos_token_id=end_id)
+    model.save_pretrained(folder)
+    processor.save_pretrained(folder)
+    return folder
+
+
 def byte_tokenizer(
     transformers: Any,
     merges: tuple[str, ...],

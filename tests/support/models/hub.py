@@ -5,7 +5,9 @@ from __future__ import annotations
 import hashlib
 import http.server
 import json
-from collections.abc import Mapping
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 
 COMMIT = "0" * 39 + "1"
@@ -31,6 +33,17 @@ class HubServer(http.server.ThreadingHTTPServer):
     def url(self) -> str:
         """Its HF_ENDPOINT."""
         return f"http://127.0.0.1:{self.server_address[1]}"
+
+
+@contextmanager
+def serving_hub(folders: Mapping[str, Path]) -> Iterator[str]:
+    """Gives the address of a hub with these repositories."""
+    with HubServer(folders) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        yield server.url
+        server.shutdown()
+        thread.join()
 
 
 class _Handler(http.server.BaseHTTPRequestHandler):

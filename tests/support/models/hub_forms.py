@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import importlib
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,7 +21,7 @@ from safetensors.torch import save_file
 from hippo.catalog.public_models import PUBLIC_CONFIGS
 from hippo.models.loading._torchvision import ensure_torchvision
 from tests.support.models import checkpoints, internvl, llava
-from tests.support.models.hub_qwen import NUM_LAYERS, QWEN_PREPROCESSORS, qwen_config, text_settings
+from tests.support.models.hub_qwen import QWEN_PREPROCESSORS, qwen_config, text_settings
 
 NUM_QWEN_IDS = 151_665  # of the published tokenizer, special tokens included
 
@@ -70,20 +71,28 @@ def write_hub_form(folder: Path, name: str, *, noise: float = 0.0) -> Path:
     ensure_torchvision()
     transformers: Any = importlib.import_module("transformers")
     form, family = HUB_FORMS[name], family_of(name)
-    if family == "internvl":
-        return _write_internvl_form(folder, form, is_large="38B" in name, noise=noise)
-    is_qwen = family != "llava_onevision"
-    special_tokens = checkpoints.SPECIAL_TOKENS if is_qwen else llava.SPECIAL_TOKENS
-    tokenizer = checkpoints.byte_tokenizer(transformers, ("t h", "th e"), special_tokens)
-    template = checkpoints.CHAT_TEMPLATE if is_qwen else llava.CHAT_TEMPLATE
-    ids = tokenizer.get_vocab()
-    config = qwen_config(family, form, ids) if is_qwen else _llava_config(form, ids)
-    _write_files(folder, tokenizer, template, config)
-    architecture = getattr(transformers, config["architectures"][0])
-    model = checkpoints.seeded_model(
-        architecture, transformers.AutoConfig.from_pretrained(folder), seed=0, noise=noise
+    texts: Any = {"internvl": internvl, "llava_onevision": llava}.get(family, checkpoints)
+    named = internvl.NAMED_TOKENS if family == "internvl" else {}
+    tokenizer = checkpoints.byte_tokenizer(
+        transformers, ("t h", "th e"), texts.SPECIAL_TOKENS, named_tokens=named
     )
-    dtype = torch.bfloat16 if is_qwen else torch.float16
+    ids = tokenizer.get_vocab()
+    if family == "internvl":
+        heads = form.num_heads, form.num_kv_heads
+        config = internvl.hub_config(ids, heads, form.num_padding_ids, is_large="38B" in name)
+    elif family == "llava_onevision":
+        config = _llava_config(form, ids)
+    else:
+        config = qwen_config(family, form, ids)
+    _write_files(folder, tokenizer, texts.CHAT_TEMPLATE, config, named)
+    changes = {"tie_word_embeddings": False} if family == "internvl" else {}
+    model = checkpoints.seeded_model(
+        getattr(transformers, config["architectures"][0]),
+        transformers.AutoConfig.from_pretrained(folder, **changes),
+        seed=0,
+        noise=noise,
+    )
+    dtype = torch.float16 if family == "llava_onevision" else torch.bfloat16
     weights = {
         hub_name(key, family): _as_stored(key, weight).to(dtype).contiguous()
         for key, weight in model.state_dict().items()
@@ -132,15 +141,22 @@ def write_qwen_files(
         }
     if num_layers is not None:
         config["num_hidden_layers"] = num_layers
-    _write_files(folder, tokenizer, chat_template, config)
+    _write_files(folder, tokenizer, chat_template, config, {})
     return tokenizer
 
 
-def _write_files(folder: Path, tokenizer: Any, chat_template: str, config: dict[str, Any]) -> None:
+def _write_files(
+    folder: Path,
+    tokenizer: Any,
+    chat_template: str,
+    config: dict[str, Any],
+    named_tokens: Mapping[str, str],
+) -> None:
     folder.mkdir(parents=True)
     tokenizer.save_pretrained(folder)
     settings = json.loads((folder / "tokenizer_config.json").read_text())
-    _write(folder, "tokenizer_config.json", settings | {"tokenizer_class": "Qwen2Tokenizer"})
+    settings |= {"tokenizer_class": "Qwen2Tokenizer", "extra_special_tokens": named_tokens}
+    _write(folder, "tokenizer_config.json", settings)
     ids = tokenizer.get_vocab()
     _write(folder, "chat_template.json", {"chat_template": chat_template})
     _write(folder, "config.json", config)
@@ -162,11 +178,8 @@ def resave(folder: Path, new_folder: Path) -> Path:
 def _llava_config(form: HubForm, ids: dict[str, int]) -> dict[str, Any]:
     """Nested; whether embeddings are tied stands with the text model and not at the top."""
     text = text_settings(form, ids) | {
-        "_name_or_path": "Qwen/Qwen2-7B-Instruct",
-        "architectures": ["Qwen2ForCausalLM"],
         "model_type": "qwen2",
         "max_position_embeddings": 32768,
-        "max_window_layers": NUM_LAYERS,
         "sliding_window": 131072,
         "use_sliding_window": False,
         "torch_dtype": "bfloat16",
@@ -176,16 +189,12 @@ def _llava_config(form: HubForm, ids: dict[str, int]) -> dict[str, Any]:
     return {
         "architectures": ["LlavaOnevisionForConditionalGeneration"],
         "model_type": "llava_onevision",
-        "ignore_index": -100,
         "image_grid_pinpoints": llava.pinpoints(384),
         "image_token_index": ids["<image>"],
         "video_token_index": ids["<video>"],
-        "projector_hidden_act": "gelu",
         "text_config": text,
         "tie_word_embeddings": False,
         "torch_dtype": "float16",
-        "transformers_version": "4.45.0.dev0",
-        "use_image_newline_parameter": True,
         "vision_aspect_ratio": "anyres_max_9",
         "vision_config": {
             "hidden_size": 32,
@@ -203,22 +212,15 @@ def _llava_config(form: HubForm, ids: dict[str, int]) -> dict[str, Any]:
 
 
 _LLAVA_SETTINGS: dict[str, Any] = {
-    "do_convert_rgb": True,
-    "do_normalize": True,
-    "do_rescale": True,
-    "do_resize": True,
     "image_mean": [0.5, 0.5, 0.5],
     "image_std": [0.5, 0.5, 0.5],
     "processor_class": "LlavaOnevisionProcessor",
-    "resample": 3,
-    "rescale_factor": 0.00392156862745098,
     "size": {"height": 384, "width": 384},
 }
 
 _LLAVA_PREPROCESSORS: dict[str, dict[str, Any]] = {
     "preprocessor_config.json": {
         **_LLAVA_SETTINGS,
-        "do_pad": True,
         "image_grid_pinpoints": llava.pinpoints(384),
         "image_processor_type": "LlavaOnevisionImageProcessor",
     },
@@ -235,7 +237,10 @@ _LLAVA_PREPROCESSORS: dict[str, dict[str, Any]] = {
     },
 }
 
-_PREPROCESSORS = QWEN_PREPROCESSORS | {"llava_onevision": _LLAVA_PREPROCESSORS}
+_PREPROCESSORS = QWEN_PREPROCESSORS | {
+    "llava_onevision": _LLAVA_PREPROCESSORS,
+    "internvl": internvl.HUB_PROCESSORS,
+}
 
 _EARLIER_QWEN = {"model.visual.": "visual.", "model.language_model.": "model."}
 _HUB_PREFIXES = {
@@ -249,6 +254,7 @@ _HUB_PREFIXES = {
         "model.vision_tower.": "vision_tower.vision_model.",
         "model.": "",
     },
+    "internvl": internvl.HUB_PREFIXES,
 }
 
 
@@ -259,53 +265,10 @@ def _as_stored(key: str, weight: torch.Tensor) -> torch.Tensor:
 
 def hub_name(key: str, family: str) -> str:
     """The hub's name of a weight that the installed transformers calls ``key``."""
-    return _renamed(key, _HUB_PREFIXES[family])
-
-
-def _renamed(key: str, prefixes: dict[str, str]) -> str:
-    for prefix, replacement in prefixes.items():
+    for prefix, replacement in _HUB_PREFIXES[family].items():
         if key.startswith(prefix):
             return replacement + key.removeprefix(prefix)
     return key
-
-
-def _write_internvl_form(folder: Path, form: HubForm, *, is_large: bool, noise: float) -> Path:
-    transformers: Any = importlib.import_module("transformers")
-    tokenizer = checkpoints.byte_tokenizer(
-        transformers,
-        ("t h", "th e"),
-        internvl.SPECIAL_TOKENS,
-        named_tokens=internvl.NAMED_TOKENS,
-    )
-    ids = tokenizer.get_vocab()
-    config = internvl.hub_config(
-        ids,
-        heads=(form.num_heads, form.num_kv_heads),
-        num_padding_ids=form.num_padding_ids,
-        is_large=is_large,
-    )
-    folder.mkdir(parents=True)
-    tokenizer.save_pretrained(folder)
-    settings = json.loads((folder / "tokenizer_config.json").read_text())
-    extra = {"tokenizer_class": "Qwen2Tokenizer", "extra_special_tokens": internvl.NAMED_TOKENS}
-    _write(folder, "tokenizer_config.json", settings | extra)
-    (folder / "chat_template.jinja").write_text(internvl.CHAT_TEMPLATE)
-    generation = {"bos_token_id": ids["<|endoftext|>"], "eos_token_id": ids["<|im_end|>"]}
-    files = {"config.json": config, "generation_config.json": generation}
-    for file, content in (files | internvl.HUB_PROCESSORS).items():
-        _write(folder, file, content)
-    model = checkpoints.seeded_model(
-        transformers.InternVLForConditionalGeneration,
-        transformers.AutoConfig.from_pretrained(folder, tie_word_embeddings=False),
-        seed=0,
-        noise=noise,
-    )
-    weights = {
-        _renamed(key, internvl.HUB_PREFIXES): weight.to(torch.bfloat16).contiguous()
-        for key, weight in model.state_dict().items()
-    }
-    _write_weights(folder, weights, is_sharded=form.is_sharded)
-    return folder
 
 
 def _write_weights(folder: Path, weights: dict[str, torch.Tensor], *, is_sharded: bool) -> None:

@@ -23,7 +23,6 @@ _ARCHITECTURES = {
 def text_settings(form: HubForm, ids: dict[str, int]) -> dict[str, Any]:
     """What the text models of all families have."""
     return {
-        "hidden_act": "silu",
         "hidden_size": form.width or form.num_heads * HEAD_DIM,
         "intermediate_size": 128,
         "initializer_range": 0.12,  # the hub's 0.02 makes small models say one thing
@@ -32,7 +31,6 @@ def text_settings(form: HubForm, ids: dict[str, int]) -> dict[str, Any]:
         "num_key_value_heads": form.num_kv_heads,
         "rms_norm_eps": 1e-06,
         "rope_theta": 1000000.0,
-        "use_cache": True,
         "vocab_size": len(ids) + form.num_padding_ids,
         "bos_token_id": ids["<|endoftext|>"],
         "eos_token_id": ids["<|im_end|>"],
@@ -58,7 +56,6 @@ def qwen_config(family: str, form: HubForm, ids: dict[str, int]) -> dict[str, An
         "depth": 2,
         "in_chans": 3,
         "num_heads": 2,
-        "spatial_patch_size": 14,
     }
     width = form.num_heads * HEAD_DIM
     if family == "qwen2_vl":
@@ -66,7 +63,6 @@ def qwen_config(family: str, form: HubForm, ids: dict[str, int]) -> dict[str, An
     else:
         vision |= {
             "fullatt_block_indexes": [1],
-            "hidden_act": "silu",
             "hidden_size": 32,
             "intermediate_size": 64,
             "out_hidden_size": width,
@@ -78,25 +74,20 @@ def qwen_config(family: str, form: HubForm, ids: dict[str, int]) -> dict[str, An
         vision["model_type"] = family
     return {
         **common,
-        "attention_dropout": 0.0,
         "vision_token_id": ids["<|vision_pad|>"],
         **text_settings(form, ids),
         "max_position_embeddings": 32768 if family == "qwen2_vl" else 128000,
-        "max_window_layers": NUM_LAYERS,
         "sliding_window": 32768,
         "use_sliding_window": False,
         "torch_dtype": "bfloat16",
-        "transformers_version": "4.41.2",
         "rope_scaling": rope,
         "vision_config": vision,
     }
 
 
 _EXPERTS = {
-    "decoder_sparse_step": 1,
     "mlp_only_layers": [],
     "moe_intermediate_size": 24,
-    "norm_topk_prob": True,
     "num_experts": 16,
     "num_experts_per_tok": 2,
 }
@@ -104,8 +95,6 @@ _EXPERTS = {
 
 def _nested(family: str, form: HubForm, ids: dict[str, int]) -> dict[str, Any]:
     text = text_settings(form, ids) | {
-        "attention_bias": False,
-        "attention_dropout": 0.0,
         "dtype": "bfloat16",
         "head_dim": HEAD_DIM,
         "max_position_embeddings": 262144,
@@ -125,16 +114,14 @@ def _nested(family: str, form: HubForm, ids: dict[str, int]) -> dict[str, Any]:
         **PUBLIC_TOWERS["qwen3_vl"],
         "deepstack_visual_indexes": [0, 1],
         "depth": 3,
-        "hidden_act": "gelu_pytorch_tanh",
         "hidden_size": 32,
-        "in_channels": 3,
         "initializer_range": 0.12,
         "intermediate_size": 64,
         "model_type": family,
         "num_heads": 2,
         "out_hidden_size": text["hidden_size"],
     }
-    return {"text_config": text, "transformers_version": "4.57.0.dev0", "vision_config": vision}
+    return {"text_config": text, "vision_config": vision}
 
 
 def _preprocessor(name: str) -> dict[str, Any]:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from hippo.models.loading._torchvision import ensure_torchvision
-from tests.support.models.checkpoints import byte_tokenizer, seeded_model
+from tests.support.models.checkpoints import byte_tokenizer, save_model, seeded_model, text_config
 
 NAMED_TOKENS = {
     "start_image_token": "<img>",
@@ -47,25 +47,11 @@ def write_internvl_checkpoint(
     ensure_torchvision()
     transformers: Any = importlib.import_module("transformers")
     processor = internvl_processor()
-    tokenizer = processor.tokenizer
-    end_id = tokenizer.convert_tokens_to_ids("<|im_end|>")
+    own = {"head_dim": 32} if language == "qwen3" else {}
     config = transformers.InternVLConfig(
-        text_config={
-            "model_type": language,
-            "num_hidden_layers": 3,
-            "num_attention_heads": 4,
-            "num_key_value_heads": 2,
-            **({"head_dim": 32} if language == "qwen3" else {}),
-            "hidden_size": 64,
-            "intermediate_size": 128,
-            "vocab_size": len(tokenizer),
-            "max_position_embeddings": 4096,
-            "initializer_range": 0.2,
-            "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0},
-            "bos_token_id": None,
-            "eos_token_id": end_id,
-            "tie_word_embeddings": False,
-        },
+        text_config=text_config(
+            processor.tokenizer, model_type=language, tie_word_embeddings=False, **own
+        ),
         vision_config={
             "hidden_size": 32,
             "intermediate_size": 64,
@@ -84,10 +70,7 @@ def write_internvl_checkpoint(
     model = seeded_model(
         transformers.InternVLForConditionalGeneration, config, seed, noise, vocab_size
     )
-    model.generation_config = transformers.GenerationConfig(eos_token_id=end_id)
-    model.save_pretrained(folder)
-    processor.save_pretrained(folder)
-    return folder
+    return save_model(model, processor, folder)
 
 
 def internvl_processor(
@@ -121,15 +104,9 @@ HUB_PREFIXES = {
 """The hub's names of weights: transformers 4 saved the language model as a model of its own."""
 
 _HUB_PICTURES: dict[str, Any] = {
-    "do_convert_rgb": True,
-    "do_normalize": True,
-    "do_rescale": True,
-    "do_resize": True,
     "image_mean": [0.485, 0.456, 0.406],
     "image_std": [0.229, 0.224, 0.225],
     "processor_class": "InternVLProcessor",
-    "resample": 3,
-    "rescale_factor": 0.00392156862745098,
     "size": {"height": 448, "width": 448},
 }
 HUB_PROCESSORS: dict[str, dict[str, Any]] = {
@@ -149,63 +126,44 @@ HUB_PROCESSORS: dict[str, dict[str, Any]] = {
 
 
 def hub_config(
-    ids: dict[str, int], *, heads: tuple[int, int], num_padding_ids: int, is_large: bool
+    ids: dict[str, int], heads: tuple[int, int], num_padding_ids: int, *, is_large: bool
 ) -> dict[str, Any]:
     """A config.json of the hub's, but small; ``heads`` are of queries and of keys, and
     ``is_large`` gives it the form of the 6B tower. Nothing at the top says that embeddings are
     not tied."""
     vision: dict[str, Any] = {
-        "architectures": ["InternVisionModel"],
         "attention_bias": not is_large,
-        "attention_dropout": 0.0,
-        "dropout": 0.0,
-        "hidden_act": "gelu",
-        "hidden_dropout_prob": 0.0,
         "hidden_size": 32,
         "image_size": [448, 448],
-        "initializer_factor": 0.1,
         "initializer_range": 0.12,  # the hub's 1e-10 makes small towers blind
         "intermediate_size": 64,
-        "layer_norm_eps": 1e-06,
         "layer_scale_init_value": 0.1,
         "model_type": "internvl_vision",
         "norm_type": "rms_norm" if is_large else "layer_norm",
         "num_attention_heads": 2,
-        "num_channels": 3,
         "num_hidden_layers": 2,
         "patch_size": [14, 14],
-        "projection_dropout": 0.0,
         "torch_dtype": "bfloat16",
-        "use_absolute_position_embeddings": True,
-        "use_mask_token": False,
-        "use_mean_pooling": True,
         "use_qk_norm": is_large,
     }
     text: dict[str, Any] = {
-        "architectures": ["Qwen3ForCausalLM"],
-        "attention_bias": False,
-        "attention_dropout": 0.0,
         "bos_token_id": ids["<|endoftext|>"],
         "eos_token_id": ids["<|im_end|>"],
         "head_dim": 32,
-        "hidden_act": "silu",
         "hidden_size": 16 * heads[0],
         "initializer_range": 0.12,
         "intermediate_size": 128,
         "layer_types": ["full_attention"] * 2,
         "max_position_embeddings": 40960,
-        "max_window_layers": 2,
         "model_type": "qwen3",
         "num_attention_heads": heads[0],
         "num_hidden_layers": 2,
         "num_key_value_heads": heads[1],
-        "rms_norm_eps": 1e-06,
         "rope_scaling": None,
         "rope_theta": 1000000.0,
         "sliding_window": None,
         "tie_word_embeddings": False,
         "torch_dtype": "bfloat16",
-        "use_cache": True,
         "use_sliding_window": False,
         "vocab_size": len(ids) + num_padding_ids,
     }
@@ -215,7 +173,6 @@ def hub_config(
         "image_seq_length": 256,
         "image_token_id": ids["<IMG_CONTEXT>"],
         "model_type": "internvl",
-        "projector_hidden_act": "gelu",
         "text_config": text,
         "torch_dtype": "bfloat16",
         "transformers_version": "4.55.0",

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from hippo.models.loading._torchvision import ensure_torchvision
-from tests.support.models.checkpoints import byte_tokenizer, seeded_model
+from tests.support.models.checkpoints import byte_tokenizer, save_model, seeded_model, text_config
 
 SPECIAL_TOKENS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>", "<image>", "<video>")
 
@@ -51,29 +51,13 @@ def write_llava_checkpoint(
     """Saves a seeded random model with its processor to ``folder`` and returns it.
 
     The arguments are those of tests.support.models.checkpoints.write_checkpoint, and the chat
-    template. Sizes are small; what
-    decides the shape of prompts is as on the hub: the processor's settings, the form of the
-    grids, one newline a video.
+    template. Sizes are small; what decides the shape of prompts is as on the hub.
     """
     ensure_torchvision()
     transformers: Any = importlib.import_module("transformers")
     processor = llava_processor(chat_template)
-    tokenizer = processor.tokenizer
-    end_id = tokenizer.convert_tokens_to_ids("<|im_end|>")
     config = transformers.LlavaOnevisionConfig(
-        text_config={
-            "model_type": "qwen2",
-            "num_hidden_layers": 3,
-            "num_attention_heads": 4,
-            "num_key_value_heads": 2,
-            "hidden_size": 64,
-            "intermediate_size": 128,
-            "vocab_size": len(tokenizer),
-            "max_position_embeddings": 4096,
-            "initializer_range": 0.2,
-            "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0},
-            "eos_token_id": end_id,
-        },
+        text_config=text_config(processor.tokenizer),
         vision_config={
             "model_type": "siglip_vision_model",
             "hidden_size": 32,
@@ -91,10 +75,7 @@ def write_llava_checkpoint(
     model = seeded_model(
         transformers.LlavaOnevisionForConditionalGeneration, config, seed, noise, vocab_size
     )
-    model.generation_config = transformers.GenerationConfig(eos_token_id=end_id)
-    model.save_pretrained(folder)
-    processor.save_pretrained(folder)
-    return folder
+    return save_model(model, processor, folder)
 
 
 def llava_processor(

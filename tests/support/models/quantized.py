@@ -97,14 +97,9 @@ def _packed_by_autoawq(numbers: torch.Tensor) -> torch.Tensor:
 def bitsandbytes_config(*, is_4bit: bool) -> dict[str, Any]:
     """The ``quantization_config`` of nf4, or of LLM.int8()."""
     return {
-        "_load_in_4bit": is_4bit,
-        "_load_in_8bit": not is_4bit,
         "bnb_4bit_compute_dtype": "float32",  # the hub's bfloat16 rounds each layer
-        "bnb_4bit_quant_storage": "uint8",
         "bnb_4bit_quant_type": "nf4",
         "bnb_4bit_use_double_quant": True,
-        "llm_int8_enable_fp32_cpu_offload": False,
-        "llm_int8_has_fp16_weight": False,
         "llm_int8_skip_modules": ["lm_head", "visual", "vision_tower", "multi_modal_projector"],
         "llm_int8_threshold": 6.0,
         "load_in_4bit": is_4bit,
@@ -116,8 +111,7 @@ def bitsandbytes_config(*, is_4bit: bool) -> dict[str, Any]:
 def _compressed_config(
     form: str, weights: dict[str, Any], activations: dict[str, Any] | None
 ) -> dict[str, Any]:
-    common: dict[str, Any] = {"actorder": None, "block_structure": None, "observer": "minmax"}
-    common |= {"observer_kwargs": {}, "symmetric": True}
+    common: dict[str, Any] = {"actorder": None, "symmetric": True}
     rows: dict[str, Any] = {"dynamic": True, "strategy": "token", "group_size": None} | common
     return {
         "config_groups": {
@@ -129,24 +123,14 @@ def _compressed_config(
             }
         },
         "format": form,
-        "global_compression_ratio": 1.5,
-        "ignore": [
-            *(f"visual.blocks.{block}.attn.{name}" for block in (0, 1) for name in ("qkv", "proj")),
-            *(
-                f"visual.blocks.{block}.mlp.{name}_proj"
-                for block in (0, 1)
-                for name in ("gate", "up", "down")
-            ),
-            "re:visual.merger.*",
-            "lm_head",
-        ],
-        "kv_cache_scheme": None,
+        "ignore": ["re:visual.*", "lm_head"],
         "quant_method": "compressed-tensors",
         "quantization_status": "compressed",
-        "sparsity_config": {"format": "dense", "global_sparsity": 0.1, "ignore": []},
+        "sparsity_config": {"format": "dense"},
     }
 
 
+FLOAT8, INT8 = {"num_bits": 8, "type": "float"}, {"num_bits": 8, "type": "int"}
 AWQ_CONFIG = {
     "bits": 4,
     "group_size": 128,
@@ -170,19 +154,11 @@ FORMS: dict[str, tuple[Callable[[torch.Tensor], tuple[Stored, torch.Tensor]], di
     ),
     "RedHatAI FP8-dynamic": (
         _fp8_rows,
-        _compressed_config(
-            "float-quantized",
-            {"num_bits": 8, "type": "float", "strategy": "channel"},
-            {"num_bits": 8, "type": "float"},
-        ),
+        _compressed_config("float-quantized", FLOAT8 | {"strategy": "channel"}, FLOAT8),
     ),
     "RedHatAI quantized.w8a8": (
         _int8_rows,
-        _compressed_config(
-            "int-quantized",
-            {"num_bits": 8, "type": "int", "strategy": "channel"},
-            {"num_bits": 8, "type": "int"},
-        ),
+        _compressed_config("int-quantized", INT8 | {"strategy": "channel"}, INT8),
     ),
     "RedHatAI quantized.w4a16": (
         _int4_groups,

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from hippo.models.interface.base import (
+    AttentionTap,
     DecodedMedia,
     Prompt,
     SequenceRows,
@@ -36,12 +37,22 @@ class Reference:
         self.processor = transformers.AutoProcessor.from_pretrained(folder)
         self._is_qwen = self.model.config.model_type.startswith("qwen")
 
-    def inputs(self, content: Sequence[dict[str, Any]], media: Sequence[DecodedMedia]) -> Any:
-        """What the processor makes of one user turn; LLaVA-OneVision's videos must have as many
+    def inputs(self, messages: Sequence[ChatMessage], media: Sequence[DecodedMedia]) -> Any:
+        """What the processor makes of a conversation; LLaVA-OneVision's videos must have as many
         frames each."""
-        text = self.processor.apply_chat_template(
-            [{"role": "user", "content": list(content)}], tokenize=False, add_generation_prompt=True
-        )
+        turns = [
+            {
+                "role": message.role,
+                "content": [
+                    {"type": "text", "text": part.text}
+                    if isinstance(part, TextPart)
+                    else {"type": media[part.media_index].kind.value}
+                    for part in message.content
+                ],
+            }
+            for message in messages
+        ]
+        text = self.processor.apply_chat_template(turns, tokenize=False, add_generation_prompt=True)
         if self.model.config.model_type.startswith("qwen3"):  # see TimedPromptBuilder
             token = self.processor.video_token
             text = text.replace(f"<|vision_start|>{token}<|vision_end|>", token)
@@ -203,18 +214,11 @@ def normalised(processor: Any, pixels: torch.Tensor) -> torch.Tensor:
 
 def arranged(
     turn: Sequence[str | DecodedMedia],
-) -> tuple[list[dict[str, str]], list[str | int], list[DecodedMedia]]:
-    """A turn's parts for transformers, its parts for ``user``, and its media."""
+) -> tuple[list[ChatMessage], list[DecodedMedia]]:
+    """A user turn of texts and media, and its media."""
     media = [part for part in turn if isinstance(part, DecodedMedia)]
     numbers = iter(range(len(media)))
-    return (
-        [
-            {"type": "text", "text": part} if isinstance(part, str) else {"type": part.kind.value}
-            for part in turn
-        ],
-        [part if isinstance(part, str) else next(numbers) for part in turn],
-        media,
-    )
+    return user(*(part if isinstance(part, str) else next(numbers) for part in turn)), media
 
 
 def clip(*, num_frames: int = 6, size: int = 84, fps: float = 2.0, seed: int = 0) -> DecodedMedia:
@@ -234,6 +238,12 @@ def image(*, height: int = 56, width: int = 84, seed: int = 0) -> DecodedMedia:
     return DecodedMedia(MediaKind.IMAGE, frames, (0.0,), 1.0)
 
 
+def answer(model: VideoLanguageModel) -> torch.Tensor:
+    """Logits after a prompt with a clip, and of three more tokens: ``[4, vocab_size]``."""
+    logits = prefill(model, 0, prepare(model, user(0, "what is it?"), clip(num_frames=2)))
+    return torch.cat((logits[None], model.forward(step(0, 0, 5, 6, 7))))
+
+
 def user(*parts: str | int) -> list[ChatMessage]:
     """One user turn: strings are text, numbers are indices of media."""
     content = tuple(TextPart(p) if isinstance(p, str) else MediaPart(p) for p in parts)
@@ -248,10 +258,18 @@ def prepare(
 
 
 def prefill(
-    model: VideoLanguageModel, slot: int, prompt: Prompt, kept: torch.Tensor | None = None
+    model: VideoLanguageModel,
+    slot: int,
+    prompt: Prompt,
+    kept: torch.Tensor | None = None,
+    *,
+    tap: AttentionTap | None = None,
+    num_reused: int = 0,
+    is_blind: bool = False,
 ) -> torch.Tensor:
-    """Runs a whole prefill and gives its logits."""
-    *groups, logits = model.prefill(slot, prompt, model.embed_visual(prompt), kept)
+    """Runs a whole prefill, without visual features if ``is_blind``, and gives its logits."""
+    visual = None if is_blind else model.embed_visual(prompt)
+    *groups, logits = model.prefill(slot, prompt, visual, kept, tap, num_reused)
     assert all(group is None for group in groups)
     assert logits is not None
     return logits

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
 import pytest
 
-from hippo.models.interface.base import VideoLanguageModel
-from hippo.models.interface.plan import LoadPlan
-from hippo.models.load import load_model
+from hippo.models.cached import CachedModel
 from tests.support.devices.threads import one_thread as one_thread
 from tests.support.models.families import ALL_FAMILIES, write_family
-from tests.support.models.hub import HubServer
+from tests.support.models.hub import serving_hub
+from tests.support.models.pairs import load
 from tests.support.models.reference import Reference
 
 
@@ -25,26 +23,16 @@ def reference(target_checkpoint: Path) -> Reference:
 
 
 @pytest.fixture(scope="session")
-def model(target_checkpoint: Path) -> VideoLanguageModel:
+def model(target_checkpoint: Path) -> CachedModel:
     """The adapter in float32 with three slots."""
-    return load_model(
-        LoadPlan(
-            str(target_checkpoint),
-            dtype="float32",
-            num_slots=3,
-            max_context_length=512,
-            served_name="tiny",
-        )
-    )
+    return load(target_checkpoint, num_slots=3)
 
 
 @pytest.fixture(scope="module", params=["qwen2_5_vl", "qwen3_vl", "llava_onevision", "internvl"])
-def family(
-    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
-) -> VideoLanguageModel:
+def family(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> CachedModel:
     """A model of each kind of tower in float32 with three slots."""
     folder = write_family(tmp_path_factory.mktemp("family") / "tiny", request.param)
-    return load_model(LoadPlan(str(folder), dtype="float32", num_slots=3, max_context_length=512))
+    return load(folder, num_slots=3)
 
 
 @pytest.fixture(scope="session")
@@ -56,7 +44,7 @@ def experts_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
 class Held(NamedTuple):
     """A model, and what it is held against."""
 
-    model: VideoLanguageModel
+    model: CachedModel
     reference: Reference
     folder: Path
 
@@ -65,16 +53,11 @@ class Held(NamedTuple):
 def held(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Held:
     """Each family."""
     folder = write_family(tmp_path_factory.mktemp("held") / "tiny", request.param)
-    plan = LoadPlan(str(folder), dtype="float32", num_slots=3, max_context_length=512)
-    return Held(load_model(plan), Reference(folder), folder)
+    return Held(load(folder, num_slots=3), Reference(folder), folder)
 
 
 @pytest.fixture
 def hub(target_checkpoint: Path) -> Iterator[str]:
     """A hub's address; it has the target's checkpoint as org/model."""
-    with HubServer({"org/model": target_checkpoint}) as server:
-        thread = threading.Thread(target=server.serve_forever)
-        thread.start()
-        yield server.url
-        server.shutdown()
-        thread.join()
+    with serving_hub({"org/model": target_checkpoint}) as address:
+        yield address

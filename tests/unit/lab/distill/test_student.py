@@ -62,8 +62,7 @@ def test_logits_are_those_of_transformers_and_with_dropped_tokens_those_of_servi
     prompt = prepare(model, TURN, clip())
     whole = example(model, prompt, None)
     num_ids = model.info.num_token_ids
-    content = [{"type": "video"}, {"type": "text", "text": "what is in the thing?"}]
-    inputs = held.reference.inputs(content, [clip()])
+    inputs = held.reference.inputs(TURN, [clip()])
     reference = held.reference.forward(inputs, ANSWER[:-1])[-len(ANSWER) :, :num_ids]
     assert_close(logits_of(student, whole), reference)
     kept = torch.arange(1, len(prompt.visual_indices), 7)

@@ -26,12 +26,10 @@ TURNS: dict[str, tuple[str | DecodedMedia, ...]] = {
 }
 
 
-def run(
-    model: VideoLanguageModel, prompt: Prompt, tap: AttentionTap, *, slot: int = 0
-) -> tuple[torch.Tensor, int]:
+def run(model: VideoLanguageModel, prompt: Prompt, tap: AttentionTap) -> tuple[torch.Tensor, int]:
     """Logits of a tapped prefill, and how many of its pieces ran before the scores were there."""
     num_early = 0
-    pieces = model.prefill(slot, prompt, model.embed_visual(prompt), None, tap)
+    pieces = model.prefill(0, prompt, model.embed_visual(prompt), None, tap)
     for piece in pieces:
         if piece is not None:
             return piece, num_early
@@ -42,8 +40,10 @@ def run(
 def tapped(
     model: VideoLanguageModel, prompt: Prompt, *, num_layers: int = 2, scope: Scope = "visual"
 ) -> torch.Tensor:
+    """The layers' scores; checks that the tap leaves the prefill as it is."""
     tap = AttentionTap(num_layers, scope)
-    run(model, prompt, tap)
+    logits, _ = run(model, prompt, tap)
+    assert torch.equal(logits, prefill(model, 1, prompt))
     assert tap.layer_scores is not None
     return tap.layer_scores
 
@@ -53,9 +53,9 @@ def test_scores_and_alignment_equal_those_of_transformers_layers(
     held: Held, turn: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model, reference = held.model, held.reference.model
-    content, parts, media = arranged(TURNS[turn])
-    inputs = held.reference.inputs(content, media)
-    prompt = prepare(model, user(*parts), *media)
+    messages, media = arranged(TURNS[turn])
+    inputs = held.reference.inputs(messages, media)
+    prompt = prepare(model, messages, *media)
     scopes: tuple[Scope, ...] = ("visual", "causal")
     scores = {
         scope: reference_scores(reference, inputs, prompt, num_layers=2, scope=scope)
@@ -73,7 +73,8 @@ def test_scores_and_alignment_equal_those_of_transformers_layers(
             torch.testing.assert_close(found, expected, rtol=1e-3, atol=1e-6)
         for num_layers, expected in aligned.items():
             tap = AttentionTap(num_layers, is_alignment=True)
-            run(model, prompt, tap)
+            logits, _ = run(model, prompt, tap)
+            assert torch.equal(logits, prefill(model, 1, prompt))
             assert tap.scores is not None and expected.std() > 1e-3
             torch.testing.assert_close(tap.scores, expected, rtol=1e-3, atol=1e-5)
 
@@ -82,26 +83,6 @@ def test_alignment_behind_the_last_layer_is_a_bug(model: VideoLanguageModel) -> 
     prompt = prepare(model, user(0, "what?"), clip())
     with pytest.raises(AssertionError, match="the last layer's output is of one row"):
         run(model, prompt, AttentionTap(model.num_layers, is_alignment=True))
-
-
-@pytest.mark.parametrize(
-    "tap",
-    [
-        *(AttentionTap(count) for count in (1, 2, 3)),
-        AttentionTap(2, "causal"),
-        AttentionTap(2, is_alignment=True),
-    ],
-    ids=["1", "2", "3", "causal", "alignment"],
-)
-@pytest.mark.parametrize("turn", TURNS)
-def test_the_tap_leaves_the_prefill_as_it_is(
-    model: VideoLanguageModel, turn: str, tap: AttentionTap
-) -> None:
-    _, parts, media = arranged(TURNS[turn])
-    prompt = prepare(model, user(*parts), *media)
-    expected = prefill(model, 0, prompt)
-    logits, _ = run(model, prompt, dataclasses.replace(tap), slot=1)
-    assert torch.equal(logits, expected)
 
 
 @pytest.mark.parametrize("num_layers", [1, 2, 3])
@@ -120,8 +101,8 @@ def test_a_long_question_scores_by_evenly_spaced_rows(
 ) -> None:
     monkeypatch.setattr("hippo.models.cached._CHUNK_ROWS", chunk_rows)
     monkeypatch.setattr("hippo.models.attention.tap.SCORED_ROWS", 4)
-    content, parts, media = arranged((CLIPS[0], QUESTION))
-    prompt = prepare(held.model, user(*parts), *media)
+    messages, media = arranged((CLIPS[0], QUESTION))
+    prompt = prepare(held.model, messages, *media)
     question = prompt.question_indices
     rows = scored_rows(AttentionTap(2), prompt)
     assert question.shape[0] > 6
@@ -129,7 +110,7 @@ def test_a_long_question_scores_by_evenly_spaced_rows(
     steps = rows.diff()
     assert int(steps.max() - steps.min()) <= 1
     few = dataclasses.replace(prompt, question_indices=rows)
-    inputs = held.reference.inputs(content, media)
+    inputs = held.reference.inputs(messages, media)
     expected = reference_scores(held.reference.model, inputs, few, num_layers=2, scope="visual")
     torch.testing.assert_close(tapped(held.model, prompt), expected, rtol=1e-3, atol=1e-6)
 

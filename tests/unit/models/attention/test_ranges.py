@@ -1,7 +1,7 @@
-"""Attention of several sequences in one call, as a GPU has it, held against plain arithmetic.
+"""Attention of several sequences in one call, held against plain arithmetic.
 
-The operator's kernel, which a CPU has not, is replaced by tests/support/devices/flash_operator.py
-and is itself held against plain arithmetic where there is a GPU.
+The operator of a GPU is replaced by tests/support/devices/flash_operator.py, and its kernel is held
+against plain arithmetic where there is a GPU.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hippo.models.attention import flash, ranges
+from hippo.models.attention.batch import group_rows, plan_batch
 from hippo.models.attention.cache import CacheShape, KeyValueCache
 from hippo.models.attention.parts import AttentionPlan, attend, plan_sequence
 from hippo.models.attention.ranges import find_flash, plan_ranges
@@ -78,18 +79,21 @@ class RandomRows:
             if each.start:
                 written = cache.written(each.slot, 0, each.start)[LAYER]
                 written.copy_(draw(2, shape.num_kv_heads, each.start))
+        self.before = cache._data.clone()
         self.query = draw(num_rows, shape.num_kv_heads, groups)
         self.key_value = draw(num_rows, 2, shape.num_kv_heads)
 
     def attend(self, part: Any, **options: Any) -> torch.Tensor:
-        """All rows' attention by the part; checks that their keys and values are cached."""
+        """All rows' attention by the part; checks that their keys and values are cached behind what
+        was there."""
         plan = AttentionPlan((part,), self.cache.dtype, **options)
         found = attend(self.query, self.key_value, plan, LAYER, SCALING)
         first = 0
         for each in self.rows:
-            now = self.cache.slot(each.slot)[LAYER][:, :, each.start : each.end]
-            own = self.key_value[first : first + each.num_rows]
-            assert torch.equal(now, own.permute(1, 2, 0, 3))
+            now = self.cache.slot(each.slot)[LAYER][:, :, : each.end]
+            own = self.key_value[first : first + each.num_rows].permute(1, 2, 0, 3)
+            earlier = self.before[LAYER, each.slot, :, :, : each.start]
+            assert torch.equal(now, torch.cat((earlier, own), 2))
             first += each.num_rows
         return found
 
@@ -232,6 +236,40 @@ def test_a_kernel_that_gives_something_else_is_not_used(
         assert found.has_flash and not found.has_ranges and reason in found.reason
         (record,) = caplog.records
         assert reason in record.getMessage() and "\n" not in record.getMessage()
+
+
+@st.composite
+def single_rows(draw: st.DrawFn) -> list[PlacedRows]:
+    """A row each of neighbours."""
+    first, count = draw(st.integers(0, 4)), draw(st.integers(2, 6))
+    slots = range(first, min(first + count, 6))
+    return [placed(slot, draw(st.integers(0, 270)), 1) for slot in slots]
+
+
+@settings(deadline=None)
+@given(single_rows(), st.integers(0, 1000))
+def test_a_batch_attends_and_writes_as_its_sequences_do(rows: list[PlacedRows], seed: int) -> None:
+    step = RandomRows(new_cache(), rows, 3, seed)
+    found = step.attend(plan_batch(step.cache, rows, first_row=0))
+    torch.testing.assert_close(found, step.expected().float())
+
+
+def slots_of(rows: list[PlacedRows]) -> list[list[int]]:
+    return [[each.slot for each in group] for group in group_rows(rows)]
+
+
+def test_alike_single_rows_of_neighbours_are_one_batch() -> None:
+    rows = [placed(slot, 180 + slot, 1) for slot in range(4)]
+    assert slots_of(rows) == [[0, 1, 2, 3]]
+
+
+@pytest.mark.parametrize(
+    "other",
+    [placed(2, 180, 1), placed(1, 8000, 1), placed(1, 180, 2)],
+    ids=["no neighbour", "long context", "two rows"],
+)
+def test_what_would_compute_much_in_vain_stays_apart(other: PlacedRows) -> None:
+    assert slots_of([placed(0, 180, 1), other]) == [[0], [other.slot]]
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")

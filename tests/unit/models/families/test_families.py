@@ -17,6 +17,7 @@ from hippo.models.load import load_model
 from hippo.types import ChatMessage, MediaKind
 from tests.support.models.checkpoints import write_checkpoint
 from tests.support.models.families import ALL_FAMILIES, ORDERED_LLAVA
+from tests.support.models.pairs import load
 from tests.support.models.reference import (
     Reference,
     arranged,
@@ -62,9 +63,9 @@ def prompt(held: Held) -> Prompt:
 @pytest.mark.parametrize("held", [*ALL_FAMILIES, ORDERED_LLAVA], indirect=True)
 @pytest.mark.parametrize("turn", TURNS)
 def test_prefill_and_steps_equal_transformers_own(held: Held, turn: str) -> None:
-    content, parts, media = arranged(TURNS[turn])
-    inputs = held.reference.inputs(content, media)
-    prompt = prepare(held.model, user(*parts), *media)
+    messages, media = arranged(TURNS[turn])
+    inputs = held.reference.inputs(messages, media)
+    prompt = prepare(held.model, messages, *media)
     assert prompt.input_ids.tolist() == inputs["input_ids"][0].tolist()
     logits = [prefill(held.model, 0, prompt)]
     ids = COMPLETION[:8]
@@ -174,10 +175,9 @@ def test_a_long_video_equals_transformers_own(held: Held, monkeypatch: pytest.Mo
     plan = LoadPlan(str(held.folder), dtype="float32", max_context_length=4096)
     model, family = load_model(plan), held.reference.model.config.model_type
     num_frames, size, last_text = LONG_VIDEOS[family]
-    media = clip(num_frames=num_frames, size=size, fps=0.5)
-    content, parts, _ = arranged((media, QUESTION))
-    inputs = held.reference.inputs(content, [media])
-    prompt = prepare(model, user(*parts), media)
+    messages, media = arranged((clip(num_frames=num_frames, size=size, fps=0.5), QUESTION))
+    inputs = held.reference.inputs(messages, media)
+    prompt = prepare(model, messages, *media)
     assert prompt.input_ids.tolist() == inputs["input_ids"][0].tolist()
     assert prompt.length > 2 * 500
     assert last_text in held.reference.processor.tokenizer.decode(prompt.input_ids)
@@ -204,6 +204,6 @@ def test_messages_that_do_not_fit_the_media_are_refused(
 
 def test_features_for_more_layers_than_there_are_are_ignored(tmp_path: Path) -> None:
     folder = write_checkpoint(tmp_path / "tiny", family="qwen3_vl", num_layers=1)
-    model = load_model(LoadPlan(str(folder), dtype="float32", max_context_length=512))
+    model = load(folder)
     prompt = prepare(model, user(0, QUESTION), clip())
     assert_close(prefill(model, 0, prompt), Reference(folder).recompute(prompt, None, ())[0])

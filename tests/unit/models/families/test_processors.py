@@ -13,8 +13,9 @@ from hippo.models.interface.plan import DTYPE_NAMES, LoadPlan
 from hippo.models.load import load_model
 from hippo.models.loading.placement import DTYPES, dtype_of
 from tests.support.models.checkpoints import write_checkpoint
+from tests.support.models.pairs import load
 from tests.support.models.processors import PROCESSORS, has_fbgemm, running_on
-from tests.support.models.reference import clip, prefill, prepare, step, user
+from tests.support.models.reference import answer
 
 CPU = torch.device("cpu")
 
@@ -27,15 +28,14 @@ def processor(request: pytest.FixtureRequest) -> Iterator[str]:
 
 
 def _logits(folder: Path, dtype: str, exact_rows: int | None = None) -> torch.Tensor:
-    plan = LoadPlan(str(folder), dtype=dtype, max_context_length=256, exact_rows=exact_rows)
-    model = load_model(plan)
+    model = load(folder, dtype=dtype, exact_rows=exact_rows)
     assert model.info.dtype == dtype
-    first = prefill(model, 0, prepare(model, user(0, "what?"), clip()))
-    return torch.cat((first[None], model.forward(step(0, 0, 5, 6, 7))))
+    return answer(model)
 
 
 @pytest.mark.parametrize(
-    ("family", "exact_rows"), [("target_checkpoint", None), ("llava_checkpoint", 4)]
+    ("family", "exact_rows"),
+    [("target_checkpoint", None), ("llava_checkpoint", 4), ("experts_checkpoint", None)],
 )
 def test_every_dtype_is_near_float32(
     request: pytest.FixtureRequest, family: str, exact_rows: int | None

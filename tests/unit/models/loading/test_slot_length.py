@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import pytest
 import torch
@@ -12,12 +12,11 @@ from hippo.engine.warmup import longest_prompt, run_longest, warm_prompt, warm_u
 from hippo.errors import ContextLengthError
 from hippo.models.cached import CachedModel
 from hippo.models.interface.base import Prompt
-from hippo.models.interface.plan import LoadPlan
-from hippo.models.load import load_model
 from hippo.models.runners.captured import CapturedRunner
 from tests.support.devices.flash_operator import flash_operator
 from tests.support.devices.graphs import RecordedGraphs
 from tests.support.models.families import write_family
+from tests.support.models.pairs import load
 from tests.support.models.reference import clip, prefill, prepare, step, user
 
 CACHE_TOKENS = 96
@@ -30,13 +29,6 @@ class Lengths(NamedTuple):
     whole: CachedModel
     short: CachedModel
     prompt: Prompt  # longer than a slot of ``short``
-
-
-def load(folder: Path, **changes: Any) -> CachedModel:
-    plan = LoadPlan(str(folder), dtype="float32", num_slots=2, max_context_length=512, **changes)
-    model = load_model(plan)
-    assert isinstance(model, CachedModel)
-    return model
 
 
 # The latter two have text between frames, which is never pruned.

@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 import torch
 
+from hippo.models.cached import CachedModel
 from hippo.models.interface.base import DecodedMedia, Prompt, VideoLanguageModel, VisualItem
 from hippo.models.interface.content import cached_places, cached_rows, compacted, visual_digest
-from hippo.models.interface.plan import LoadPlan
-from hippo.models.load import load_model
 from hippo.types import MediaKind
+from tests.support.models.pairs import load
 from tests.support.models.reference import clip, image, prepare, user
 
 MakeClip = Callable[..., DecodedMedia]
@@ -59,16 +59,6 @@ def test_a_digest_is_of_what_is_seen_not_of_how_it_lies_in_memory() -> None:
     assert visual_digest(MediaKind.VIDEO, strided, ()) == visual_digest(MediaKind.VIDEO, pixels, ())
 
 
-def test_items_are_the_videos_then_the_images_and_cover_the_visual_tokens(
-    family: VideoLanguageModel,
-) -> None:
-    prompt = several(family)
-    first, second, picture = prompt.items
-    assert torch.equal(torch.cat((first.places, second.places)), prompt.visual_indices)
-    assert torch.equal(picture.places, prompt.other_indices[: picture.places.shape[0]])
-    assert len({item.digest for item in prompt.items}) == 3
-
-
 def test_equal_frames_are_equal_items_wherever_they_stand(family: VideoLanguageModel) -> None:
     alone = prepare(family, user(0, "what?"), clip())
     twice = prepare(family, user(1, "and", 0), clip(), clip())
@@ -82,51 +72,32 @@ def test_equal_frames_are_equal_items_wherever_they_stand(family: VideoLanguageM
 
 
 def test_features_from_a_cache_equal_computed_ones_to_the_last_bit(
-    family: VideoLanguageModel, monkeypatch: pytest.MonkeyPatch
+    family: CachedModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Of a prompt with known and new items only the new ones are computed."""
     prompt = several(family)
     expected = family.embed_visual(prompt)
-    kept = Kept()
-    filled = family.embed_visual(prompt, kept)
-    assert kept.keys() == {item.digest for item in prompt.items}
-
-    def refuse(item: VisualItem) -> Iterator[torch.Tensor]:
-        raise AssertionError("the vision tower ran")
-
-    monkeypatch.setattr(family._tower, "embed_item", refuse)  # type: ignore[attr-defined]
-    known = family.embed_visual(prompt, kept)
-    assert expected is not None and filled is not None and known is not None
-    assert torch.equal(filled, expected)
-    assert torch.equal(known, expected)
-
-
-def test_of_a_prompt_with_a_known_and_a_new_item_only_the_new_one_is_computed(
-    family: VideoLanguageModel, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    kept = Kept()
+    assert expected is not None
+    kept, computed = Kept(), list[VisualItem]()
     family.embed_visual(prepare(family, user(0, "what?"), clip(seed=1)), kept)
-    prompt = several(family)
-    computed = []
-    tower = family._tower  # type: ignore[attr-defined]
-    embed_item = tower.embed_item
+    embed_item = family._tower.embed_item
 
     def embed(item: VisualItem) -> Iterator[torch.Tensor]:
         computed.append(item)
-        parts: Iterator[torch.Tensor] = embed_item(item)
-        return parts
+        return embed_item(item)
 
-    monkeypatch.setattr(tower, "embed_item", embed)
-    mixed = family.embed_visual(prompt, kept)
+    monkeypatch.setattr(family._tower, "embed_item", embed)
+    for _ in range(2):
+        found = family.embed_visual(prompt, kept)
+        assert found is not None and torch.equal(found, expected)
     assert computed == [prompt.items[0], prompt.items[2]]
-    expected = family.embed_visual(prompt)
-    assert mixed is not None and expected is not None
-    assert torch.equal(mixed, expected)
+    assert kept.keys() == {item.digest for item in prompt.items}
 
 
 def test_several_images_keep_their_features_and_a_lone_one_has_its_own(
     llava_checkpoint: Path,
 ) -> None:
-    model = load_model(LoadPlan(str(llava_checkpoint), dtype="float32", max_context_length=512))
+    model = load(llava_checkpoint)
     lone = prepare(model, user(0, "what?"), image())
     two = prepare(model, user(0, 1, "what?"), image(), image(seed=1))
     three = prepare(model, user(0, 1, 2, "what?"), image(), image(seed=1), image(seed=2))

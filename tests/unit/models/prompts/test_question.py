@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from hippo.models.interface.base import DecodedMedia, Prompt, VideoLanguageModel
-from hippo.types import ChatMessage, MediaPart, TextPart
+from hippo.types import ChatMessage, TextPart
 from tests.support.models.reference import Reference, clip, image, prepare, user
 
 LAST = "\n"  # the template's last token, after "assistant"
@@ -23,59 +23,35 @@ def asked(processor: Any, prompt: Prompt) -> str:
     return text
 
 
-@pytest.mark.parametrize(
-    ("parts", "media", "question"),
-    [
-        ((0, "what is in it?"), [clip()], "what is in it?"),
-        (("what is in it?", 0), [clip()], "what is in it?" + LAST),
-        (("look:", 0, "who is there?"), [clip()], "who is there?"),
-        ((0, "one,", 1, "two: which?"), [clip(), clip(seed=1)], "two: which?"),
-        (("which of", 0, "and", 1), [clip(), clip(seed=1)], "which ofand" + LAST),
-        ((0, "is it like", 1, "or not?"), [clip(), image()], "is it likeor not?"),
-        ((0,), [clip()], LAST),
-        (("a user user", 0, "user?"), [clip()], "user?"),
-    ],
-    ids=[
-        "after the video",
-        "before the video",
-        "around the video",
-        "after the last of two videos",
-        "before and between videos",
-        "images do not count",
-        "no text at all",
-        "the template's words",
-    ],
-)
-def test_the_question_is_the_text_that_has_seen_the_videos(
+EARLIER = [*user(0, "what is it?"), ChatMessage("assistant", (TextPart("a thing"),))]
+CLIP, CLIPS = [clip()], [clip(), clip(seed=1)]
+CASES: dict[str, tuple[list[ChatMessage], list[DecodedMedia], str]] = {
+    "after the video": (user(0, "what is in it?"), CLIP, "what is in it?"),
+    "before the video": (user("what is in it?", 0), CLIP, "what is in it?" + LAST),
+    "around the video": (user("look:", 0, "who is there?"), CLIP, "who is there?"),
+    "after the last of two": (user(0, "one,", 1, "two: which?"), CLIPS, "two: which?"),
+    "before and between two": (user("which of", 0, "and", 1), CLIPS, "which ofand" + LAST),
+    "beside an image": (user(0, "like", 1, "or not?"), [clip(), image()], "likeor not?"),
+    "no text at all": (user(0), CLIP, LAST),
+    "the template's words": (user("a user user", 0, "user?"), CLIP, "user?"),
+    "in the last turn": ([*EARLIER, *user("and where?")], CLIP, "and where?"),
+    "not between videos in an earlier turn": (
+        [*EARLIER, *user("and in this?", 1)],
+        CLIPS,
+        "and in this?" + LAST,
+    ),
+}
+
+
+@pytest.mark.parametrize(("messages", "media", "question"), CASES.values(), ids=CASES)
+def test_the_question_is_the_text_of_the_last_turn_that_has_seen_the_videos(
     model: VideoLanguageModel,
     processor: Any,
-    parts: tuple[str | int, ...],
+    messages: list[ChatMessage],
     media: list[DecodedMedia],
     question: str,
 ) -> None:
-    assert asked(processor, prepare(model, user(*parts), *media)) == question
-
-
-def test_only_the_last_user_turn_asks(model: VideoLanguageModel, processor: Any) -> None:
-    messages = [
-        ChatMessage("system", (TextPart("you see things"),)),
-        ChatMessage("user", (MediaPart(0), TextPart("what is it?"))),
-        ChatMessage("assistant", (TextPart("a thing"),)),
-        ChatMessage("user", (TextPart("and where?"),)),
-    ]
-    assert asked(processor, prepare(model, messages, clip())) == "and where?"
-
-
-def test_text_of_an_earlier_turn_between_videos_is_no_question(
-    model: VideoLanguageModel, processor: Any
-) -> None:
-    messages = [
-        ChatMessage("user", (MediaPart(0), TextPart("what is it?"))),
-        ChatMessage("assistant", (TextPart("a thing"),)),
-        ChatMessage("user", (TextPart("and in this?"), MediaPart(1))),
-    ]
-    prompt = prepare(model, messages, clip(), clip(seed=1))
-    assert asked(processor, prompt) == "and in this?" + LAST
+    assert asked(processor, prepare(model, messages, *media)) == question
 
 
 def test_a_prompt_without_videos_has_no_question(model: VideoLanguageModel) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import pickle
 import subprocess
 import sys
 from concurrent.futures import Future
@@ -23,11 +22,9 @@ from hippo.parallel.commands import (
     Call,
     Command,
     Drop,
-    Stop,
-    without_pixels,
 )
 from hippo.parallel.followers import FollowerProcesses
-from hippo.parallel.model import ParallelModel, follow
+from hippo.parallel.model import ParallelModel
 from hippo.parallel.source import ParallelSource
 from services.target.config import TargetSettings
 from tests.support.devices.parallel import followers_of, plan_of
@@ -90,7 +87,7 @@ def test_each_layer_group_is_a_command_and_an_end_before_the_last_one_another(
     assert listeners.told == []  # the vision tower is rank 0's alone
 
     *groups, _ = model.prefill(0, prompt, visual, None)
-    assert isinstance(listeners.told[0], BeginPrefill)
+    assert isinstance(listeners.told[0], BeginPrefill) and listeners.told[0].prompt.items == ()
     assert listeners.told[1:] == [Advance(0)] * (len(groups) + 1)
 
     listeners.told.clear()
@@ -108,41 +105,6 @@ def test_each_layer_group_is_a_command_and_an_end_before_the_last_one_another(
     plan = StepPlan((SequenceRows(0, 0, (5,)),))
     model.forward(plan)
     assert listeners.told == [Call("forward", (plan,))]
-
-
-def test_a_follower_does_what_rank_0_did(
-    model: ParallelModel, toy: ToyModel, listeners: Listeners
-) -> None:
-    prompt = _prompt(toy)
-    list(model.prefill(1, prompt, model.embed_visual(prompt), torch.tensor([0, 2])))
-    plan = StepPlan((SequenceRows(1, 0, (5, 6)),))
-    model.forward(plan)
-    told = iter([pickle.loads(pickle.dumps(command)) for command in (*listeners.told, Stop())])
-    follower = ToyModel()
-
-    follow(follower, cast(RankGroup, LoneGroup()), lambda: next(told))
-
-    assert follower.kept == [2]
-    assert follower.plans == [plan]
-
-
-def test_a_prompt_is_sent_whole_but_for_its_pixels(toy: ToyModel) -> None:
-    prompt = _prompt(toy)
-    assert prompt.items[0].pixels is not None
-
-    sent = pickle.loads(pickle.dumps(without_pixels(prompt)))
-
-    assert sent.items == ()
-    for name in (
-        "input_ids",
-        "positions",
-        "visual_indices",
-        "other_indices",
-        "question_indices",
-    ):
-        assert torch.equal(getattr(sent, name), getattr(prompt, name)), name
-    assert sent.visual_grids == prompt.visual_grids
-    assert sent.next_position == prompt.next_position
 
 
 def test_a_failure_of_rank_0_between_collectives_ends_the_model(
@@ -195,6 +157,12 @@ def test_heads_that_cannot_be_shared_are_refused_before_any_process_starts(
         ({"tensor_parallel": 2, "cpu_cores": ("0", "x")}, "expected numbers"),
         ({"tensor_parallel": 2, "cpu_core": 0}, "--cpu-cores instead"),
         ({"tensor_parallel": 2, "cpu_cores": ("0", "1"), "num_threads": 2}, "--num-threads out"),
+        ({"deterministic": True, "tensor_parallel": 2}, "leave --tensor-parallel out"),
+        ({"cuda_graphs": "on", "device": "cuda", "tensor_parallel": 2}, "--cuda-graphs on"),
+        ({"cuda_graphs": "on"}, "needs --device cuda"),
+        ({"deterministic": True, "deterministic_rows": 0}, "must be 1 to 32"),
+        ({"deterministic": True, "deterministic_rows": 33}, "must be 1 to 32"),
+        ({"tensor_parallel": 2, "quantization": "int8"}, "--quantization is for one device"),
     ],
 )
 def test_settings_that_do_not_go_together_are_refused(changes: dict[str, Any], words: str) -> None:

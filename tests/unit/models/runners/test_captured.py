@@ -18,22 +18,19 @@ from hypothesis import strategies as st
 
 from hippo.models.cached import CachedModel
 from hippo.models.interface.base import (
-    DecodedMedia,
     Prompt,
     SequenceRows,
     StepPlan,
-    VideoLanguageModel,
 )
-from hippo.models.interface.plan import MAX_GROUPED_ROWS, LoadPlan
-from hippo.models.load import load_model
+from hippo.models.interface.plan import MAX_GROUPED_ROWS
 from hippo.models.runners import captured
 from hippo.models.runners.captured import MOST_ROWS, CapturedRunner, CapturedShape, shapes_of
 from hippo.models.runners.graphs import CudaGraphs, Replay
 from tests.support.devices.flash_operator import flash_operator
 from tests.support.devices.graphs import RecordedGraphs
-from tests.support.models.reference import clip, prefill, prepare, step, user
-
-CONTEXT = 600
+from tests.support.models.pairs import load
+from tests.support.models.reference import prefill, step
+from tests.unit.models.runners.conftest import CONTEXT
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -43,25 +40,7 @@ def operator() -> Iterator[None]:
 
 
 def _load(folder: Path, **changes: Any) -> CachedModel:
-    options: dict[str, Any] = {"dtype": "float32", "num_slots": 3, "max_context_length": CONTEXT}
-    model = load_model(LoadPlan(str(folder), **{**options, **changes}))
-    assert isinstance(model, CachedModel)
-    return model
-
-
-@pytest.fixture(scope="module")
-def ordinary(target_checkpoint: Path) -> VideoLanguageModel:
-    return _load(target_checkpoint)
-
-
-@pytest.fixture(scope="module")
-def prompts(ordinary: VideoLanguageModel) -> list[Prompt]:
-    texts = ("what is in the thing?", "and another thing", "what?")
-    clips: tuple[list[DecodedMedia], ...] = ([clip()], [], [clip(num_frames=3, size=112, seed=1)])
-    return [
-        prepare(ordinary, user(*range(len(media)), text), *media)
-        for text, media in zip(texts, clips, strict=True)
-    ]
+    return load(folder, **({"num_slots": 3, "max_context_length": CONTEXT} | changes))
 
 
 @functools.cache
@@ -70,16 +49,12 @@ def _with_spare_places(folder: Path, dtype: str) -> CachedModel:
 
 
 def _captured(
-    folder: Path, graphs: Any, *, exact_rows: int | None = None, dtype: str = "float32"
+    folder: Path, capture: Any, *, exact_rows: int | None = None, dtype: str = "float32"
 ) -> tuple[CachedModel, CapturedRunner]:
     """A model whose steps are captured."""
     model = _with_spare_places(folder, dtype)
     runner = CapturedRunner(
-        model._stack,
-        model._cache,
-        model.embedding,
-        graphs.capture_graph,
-        exact_rows=exact_rows,
+        model._stack, model._cache, model.embedding, capture, exact_rows=exact_rows
     )
     model._fixed = runner
     return model, runner
@@ -97,12 +72,12 @@ def test_shapes_are_few_and_bounded() -> None:
 @settings(max_examples=8, deadline=None)
 def test_replayed_steps_equal_ordinary_ones(
     target_checkpoint: Path,
-    ordinary: VideoLanguageModel,
+    ordinary: CachedModel,
     prompts: list[Prompt],
     data: st.DataObject,
 ) -> None:
     graphs = RecordedGraphs()
-    model, runner = _captured(target_checkpoint, graphs)
+    model, runner = _captured(target_checkpoint, graphs.capture_graph)
     starts, num_covered = [0, 0, 0], 0
     for one in (ordinary, model):
         for slot, prompt in enumerate(prompts):
@@ -122,14 +97,14 @@ def test_replayed_steps_equal_ordinary_ones(
 
 def test_all_shapes_are_captured_before_the_first_prompt(
     target_checkpoint: Path,
-    ordinary: VideoLanguageModel,
+    ordinary: CachedModel,
     prompts: list[Prompt],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     short = 200
     monkeypatch.setattr(captured, "_SHORT_PREFIX", short)
     graphs = RecordedGraphs()
-    model, runner = _captured(target_checkpoint, graphs)
+    model, runner = _captured(target_checkpoint, graphs.capture_graph)
     num_shapes = len(shapes_of(3, CONTEXT))
     assert list(model.capture_steps()) == list(range(1, num_shapes + 1))
     ids = tuple(range(1, 33))
@@ -156,7 +131,7 @@ def test_all_shapes_are_captured_before_the_first_prompt(
 def test_padding_leaves_what_other_sequences_have_cached(
     target_checkpoint: Path, prompts: list[Prompt]
 ) -> None:
-    model, _ = _captured(target_checkpoint, RecordedGraphs())
+    model, _ = _captured(target_checkpoint, RecordedGraphs().capture_graph)
     lengths = {slot: prompt.length for slot, prompt in enumerate(prompts)}
     for slot, prompt in enumerate(prompts):
         prefill(model, slot, prompt)
@@ -207,68 +182,61 @@ def test_after_a_capture_that_fails_work_goes_where_it_went_before(
     assert streams[-1].name == "usual" and ended == [(0, (0, 7))]
 
 
-class _Refusing:
-    def capture_graph(self, run: Callable[[], torch.Tensor]) -> Replay:
-        raise RuntimeError("operation not permitted when stream is capturing")
+def _refusing(run: Callable[[], torch.Tensor]) -> Replay:
+    raise RuntimeError("operation not permitted when stream is capturing")
 
 
-class _Wrong:
-    def capture_graph(self, run: Callable[[], torch.Tensor]) -> Replay:
-        return lambda: run() * 1.01
+def _wrong(run: Callable[[], torch.Tensor]) -> Replay:
+    return lambda: run() * 1.01
 
 
-class _Undefined:
-    def capture_graph(self, run: Callable[[], torch.Tensor]) -> Replay:
-        return lambda: run() * torch.nan
+def _undefined(run: Callable[[], torch.Tensor]) -> Replay:
+    return lambda: run() * torch.nan
 
 
-class _Fixed:
+def _fixed(run: Callable[[], torch.Tensor]) -> Replay:
     """Always reads the tokens of the capture."""
-
-    def capture_graph(self, run: Callable[[], torch.Tensor]) -> Replay:
-        output = run().clone()
-        return lambda: output
+    output = run().clone()
+    return lambda: output
 
 
-class _Swapped:
+def _swapped(run: Any) -> Replay:
     """Reads the tokens of other slots."""
+    ranges = run.__self__._ranges
+    starts = ranges[: ranges.shape[0] // 2]
 
-    def capture_graph(self, run: Any) -> Replay:
-        ranges = run.__self__._ranges
-        starts = ranges[: ranges.shape[0] // 2]
+    def replay() -> torch.Tensor:
+        starts.copy_(starts.flip(0))
+        output: torch.Tensor = run().clone()
+        starts.copy_(starts.flip(0))
+        return output
 
-        def replay() -> torch.Tensor:
-            starts.copy_(starts.flip(0))
-            output: torch.Tensor = run().clone()
-            starts.copy_(starts.flip(0))
-            return output
-
-        return replay
+    return replay
 
 
-@pytest.mark.parametrize("graphs", [_Fixed(), _Swapped()])
+@pytest.mark.parametrize("capture", [_fixed, _swapped])
 def test_a_graph_that_reads_other_tokens_is_found_before_the_first_prompt(
-    target_checkpoint: Path, caplog: pytest.LogCaptureFixture, graphs: Any
+    target_checkpoint: Path, caplog: pytest.LogCaptureFixture, capture: Any
 ) -> None:
     _with_spare_places(target_checkpoint, "bfloat16")._cache._data.zero_()
-    model, runner = _captured(target_checkpoint, graphs, dtype="bfloat16")
+    model, runner = _captured(target_checkpoint, capture, dtype="bfloat16")
     assert list(model.capture_steps()) == [] and runner._capture is None
     assert "differs by" in caplog.text
 
 
 @pytest.mark.parametrize(
-    ("graphs", "reason"),
-    [(_Refusing(), "not permitted"), (_Wrong(), "differs by"), (_Undefined(), "differs by")],
+    ("capture", "reason"),
+    [(_refusing, "not permitted"), (_wrong, "differs by"), (_undefined, "differs by")],
 )
 def test_without_graphs_that_work_steps_run_as_they_are(
     target_checkpoint: Path,
-    ordinary: VideoLanguageModel,
+    ordinary: CachedModel,
     prompts: list[Prompt],
     caplog: pytest.LogCaptureFixture,
-    graphs: Any,
+    capture: Any,
     reason: str,
 ) -> None:
-    model, runner = _captured(target_checkpoint, graphs)
+    model, runner = _captured(target_checkpoint, capture)
     with caplog.at_level(logging.WARNING):
         for one in (ordinary, model):
             prefill(one, 0, prompts[0])
@@ -285,7 +253,7 @@ def test_without_graphs_that_work_steps_run_as_they_are(
 
 def test_a_difference_within_the_dtypes_rounding_is_none(target_checkpoint: Path) -> None:
     """In bfloat16 a result that is one unit in the last place away is no other result."""
-    model, runner = _captured(target_checkpoint, _Wrong(), dtype="bfloat16")
+    model, runner = _captured(target_checkpoint, _wrong, dtype="bfloat16")
     assert list(itertools.islice(model.capture_steps(), 5)) == [1, 2, 3, 4, 5]
     assert runner._capture is not None
 
@@ -295,7 +263,7 @@ def test_a_tokens_logits_have_the_same_bits_however_it_was_fed(
     target_checkpoint: Path, prompts: list[Prompt], dtype: str, num_rows: int
 ) -> None:
     graphs = RecordedGraphs()
-    model, _ = _captured(target_checkpoint, graphs, exact_rows=num_rows, dtype=dtype)
+    model, _ = _captured(target_checkpoint, graphs.capture_graph, exact_rows=num_rows, dtype=dtype)
     assert list(model.capture_steps()) == [1]
     ids = tuple(range(1, 31))
     outputs = []

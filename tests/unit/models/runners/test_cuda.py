@@ -12,14 +12,12 @@ from pathlib import Path
 import pytest
 import torch
 
-from hippo.models.cached import CachedModel
 from hippo.models.interface.base import VideoLanguageModel as Model
-from hippo.models.interface.plan import LoadPlan
-from hippo.models.load import load_model
 from hippo.models.products.kernels import difference_of
 from hippo.models.runners import captured
 from hippo.models.runners.captured import CapturedRunner, shapes_of
 from tests.support.models.model_calls import FAMILIES, compare_all
+from tests.support.models.pairs import load
 from tests.support.models.reference import clip, prepare, user
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
@@ -81,15 +79,13 @@ def pair(
     name, options = FAMILIES[request.param]
     folder: Path = request.getfixturevalue(name)
     options = {**options, "num_slots": 4, "max_context_length": CONTEXT}
-    here = load_model(LoadPlan(str(folder), dtype="float32", **options))
+    here = load(folder, **options)
     name_of = str(dtype).removeprefix("torch.")
-    plan = LoadPlan(str(folder), device="cuda", dtype=name_of, cuda_graphs=graphs, **options)
-    there = load_model(plan)
-    assert isinstance(there, CachedModel)
+    there = load(folder, device="cuda", dtype=name_of, cuda_graphs=graphs, **options)
     if graphs == "on":
         graphs_made = list(there.capture_steps())
         assert isinstance(there._fixed, CapturedRunner) and there._fixed._capture is not None
-        assert len(graphs_made) == (1 if plan.exact_rows else len(shapes_of(4, CONTEXT)))
+        assert len(graphs_made) == (1 if "exact_rows" in options else len(shapes_of(4, CONTEXT)))
     # torch's product of experts in float32 reads on the host how many rows each expert has.
     may_wait = dtype == torch.float32 and "experts" in request.param
     return Pair(here, there, dtype, may_wait)

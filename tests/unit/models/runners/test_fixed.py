@@ -15,20 +15,17 @@ from hippo.errors import ContextLengthError
 from hippo.models.attention.parts import SequencePart
 from hippo.models.cached import CachedModel
 from hippo.models.interface.base import (
-    DecodedMedia,
     Prompt,
     SequenceRows,
     StepPlan,
-    VideoLanguageModel,
 )
-from hippo.models.interface.plan import LoadPlan
-from hippo.models.load import load_model
 from hippo.models.loading import resolve
 from hippo.models.products.linear import Linear, make_linear
 from hippo.models.runners.fixed import ExactRunner, split_rows, stretch
+from tests.support.models.pairs import load
 from tests.support.models.reference import clip, prefill, prepare, step, user
+from tests.unit.models.runners.conftest import CONTEXT
 
-CONTEXT = 600  # two stretches, and a last one that is no multiple
 DTYPES = (  # and how many rows a step has
     ("float32", 3),
     ("bfloat16", 8),
@@ -36,29 +33,13 @@ DTYPES = (  # and how many rows a step has
 )
 
 
-def _load(folder: Path, **changes: Any) -> VideoLanguageModel:
-    options: dict[str, Any] = {"dtype": "float32", "num_slots": 3, "max_context_length": CONTEXT}
-    return load_model(LoadPlan(str(folder), **{**options, **changes}))
+def _load(folder: Path, **changes: Any) -> CachedModel:
+    return load(folder, **({"num_slots": 3, "max_context_length": CONTEXT} | changes))
 
 
 @pytest.fixture(scope="module")
-def ordinary(target_checkpoint: Path) -> VideoLanguageModel:
-    return _load(target_checkpoint)
-
-
-@pytest.fixture(scope="module")
-def exact(target_checkpoint: Path) -> VideoLanguageModel:
+def exact(target_checkpoint: Path) -> CachedModel:
     return _load(target_checkpoint, exact_rows=5)
-
-
-@pytest.fixture(scope="module")
-def prompts(ordinary: VideoLanguageModel) -> list[Prompt]:
-    texts = ("what is in the thing?", "and another thing", "what?")
-    clips: tuple[list[DecodedMedia], ...] = ([clip()], [], [clip(num_frames=3, size=112, seed=1)])
-    return [
-        prepare(ordinary, user(*range(len(media)), text), *media)
-        for text, media in zip(texts, clips, strict=True)
-    ]
 
 
 @given(st.integers(0, 40_000), st.integers(1, 40_000))
@@ -86,8 +67,8 @@ def test_rows_are_cut_into_pieces_of_one_stretch(
 @given(lengths=st.lists(st.integers(1, 40), min_size=1, max_size=3), data=st.data())
 @settings(max_examples=12, deadline=None)
 def test_steps_of_fixed_shape_equal_ordinary_ones(
-    ordinary: VideoLanguageModel,
-    exact: VideoLanguageModel,
+    ordinary: CachedModel,
+    exact: CachedModel,
     prompts: list[Prompt],
     lengths: list[int],
     data: st.DataObject,
@@ -193,15 +174,15 @@ def test_attention_counts_as_well(
 
 def test_logits_that_are_no_numbers_leave_one_row(target_checkpoint: Path) -> None:
     model = _load(target_checkpoint, exact_rows=4)
-    assert isinstance(model, CachedModel) and isinstance(model._fixed, ExactRunner)
+    assert isinstance(model._fixed, ExactRunner)
     with torch.inference_mode():
         model.embedding[1] = torch.nan
         model._fixed.fit_rows(model._rotary_table)
     assert _num_exact_rows(model) == 1
 
 
-def _num_exact_rows(model: VideoLanguageModel) -> int:
-    assert isinstance(model, CachedModel) and isinstance(model._fixed, ExactRunner)
+def _num_exact_rows(model: CachedModel) -> int:
+    assert isinstance(model._fixed, ExactRunner)
     return model._fixed._num_rows
 
 
@@ -219,7 +200,7 @@ def test_heads_may_be_wider_than_their_share_of_a_row(qwen3_checkpoint: Path) ->
 
 @pytest.mark.parametrize("num_left", [1, 3, 9])
 def test_a_slot_can_be_filled_to_its_last_place(
-    ordinary: VideoLanguageModel, exact: VideoLanguageModel, prompts: list[Prompt], num_left: int
+    ordinary: CachedModel, exact: CachedModel, prompts: list[Prompt], num_left: int
 ) -> None:
     ids = [index % 200 + 1 for index in range(CONTEXT - prompts[0].length)]
     outputs = []
@@ -233,11 +214,10 @@ def test_a_slot_can_be_filled_to_its_last_place(
 
 
 def test_what_a_failed_sequence_left_in_a_slot_does_no_harm(
-    exact: VideoLanguageModel, prompts: list[Prompt]
+    exact: CachedModel, prompts: list[Prompt]
 ) -> None:
     prefill(exact, 0, prompts[0])
     expected = exact.forward(step(0, 0, *range(1, 20))).clone()
-    assert isinstance(exact, CachedModel)
     for layer in exact._cache.slot(0):
         layer.fill_(torch.nan)
     prefill(exact, 0, prompts[0])

@@ -10,31 +10,23 @@ import pytest
 import torch
 from torch.profiler import ProfilerActivity, profile
 
-from hippo.models.interface.base import Prompt, SequenceRows, StepPlan, VideoLanguageModel
-from hippo.models.interface.plan import LoadPlan
-from hippo.models.load import load_model
+from hippo.models.cached import CachedModel
+from hippo.models.interface.base import Prompt, SequenceRows, StepPlan
 from tests.support.devices.tensor_trace import TensorTrace
+from tests.support.models.pairs import load
 
 SHORT, LONG = 1024, 8192
 MASK_OPERATORS = {"aten.full.default", "aten.triu_.default", "aten.repeat_interleave.self_int"}
 
 
 @pytest.fixture(scope="module")
-def model(target_checkpoint: Path) -> VideoLanguageModel:
+def model(target_checkpoint: Path) -> CachedModel:
     """A small model with four slots of a long context."""
-    return load_model(
-        LoadPlan(
-            str(target_checkpoint),
-            dtype="float32",
-            num_slots=4,
-            max_context_length=LONG + 64,
-            served_name="tiny",
-        )
-    )
+    return load(target_checkpoint, num_slots=4, max_context_length=LONG + 64)
 
 
 @pytest.fixture(scope="module")
-def filled(model: VideoLanguageModel) -> Iterator[VideoLanguageModel]:
+def filled(model: CachedModel) -> Iterator[CachedModel]:
     """Slots 0 and 1 have short prompts, slots 2 and 3 long ones."""
     for slot, length in enumerate((SHORT, SHORT, LONG, LONG)):
         list(model.prefill(slot, text_prompt(length), None, None))
@@ -54,15 +46,22 @@ def text_prompt(length: int) -> Prompt:
     )
 
 
-def traced(model: VideoLanguageModel, *rows: SequenceRows) -> TensorTrace:
+def traced(model: CachedModel, *rows: SequenceRows) -> TensorTrace:
     trace = TensorTrace()
     with trace:
         model.forward(StepPlan(rows))
     return trace
 
 
+def mask_bytes(model: CachedModel, num_rows: int) -> int:
+    """How much longer a mask of the rows is after the long prompt."""
+    text = model.model.config.text_config
+    groups: int = text.num_attention_heads // text.num_key_value_heads
+    return num_rows * groups * (LONG - SHORT) * 4
+
+
 def test_a_target_only_step_writes_as_much_after_8000_tokens_as_after_1000(
-    filled: VideoLanguageModel,
+    filled: CachedModel,
 ) -> None:
     short, long = (traced(filled, SequenceRows(slot, 0, (5,))) for slot in (0, 2))
     assert short.written == long.written
@@ -71,20 +70,17 @@ def test_a_target_only_step_writes_as_much_after_8000_tokens_as_after_1000(
 
 @pytest.mark.parametrize("num_rows", [2, 9, 32])
 def test_a_verification_writes_more_only_into_one_mask_of_its_few_rows(
-    filled: VideoLanguageModel, num_rows: int
+    filled: CachedModel, num_rows: int
 ) -> None:
     ids = tuple(range(3, 3 + num_rows))
     short, long = (traced(filled, SequenceRows(slot, 0, ids)) for slot in (0, 2))
     grown = long.written - short.written
     assert set(grown) <= MASK_OPERATORS
-    text = filled.model.config.text_config  # type: ignore[attr-defined]
-    groups = text.num_attention_heads // text.num_key_value_heads
-    one_mask = num_rows * groups * (LONG - SHORT) * 4
-    assert sum(grown.values()) <= 3 * one_mask  # filled, cut, and repeated for the heads of a group
+    assert sum(grown.values()) <= 3 * mask_bytes(filled, num_rows)
 
 
 def test_steps_of_several_sequences_write_more_only_into_one_mask(
-    filled: VideoLanguageModel,
+    filled: CachedModel,
 ) -> None:
     rows = {slots: [SequenceRows(slot, 0, (5,)) for slot in slots] for slots in ((0, 1), (2, 3))}
     for step in rows.values():
@@ -96,7 +92,7 @@ def test_steps_of_several_sequences_write_more_only_into_one_mask(
 
 
 def test_no_step_of_an_answer_pays_for_the_positions_of_those_that_follow(
-    model: VideoLanguageModel,
+    model: CachedModel,
 ) -> None:
     list(model.prefill(0, text_prompt(2040), None, None))
     steps = [traced(model, SequenceRows(0, index, (5,))) for index in (0, 7, 8, 9, 3000)]
@@ -105,19 +101,16 @@ def test_no_step_of_an_answer_pays_for_the_positions_of_those_that_follow(
 
 @pytest.mark.parametrize("num_rows", [1, 9])
 def test_no_kernel_of_a_step_takes_more_memory_for_itself_after_more_tokens(
-    filled: VideoLanguageModel, num_rows: int
+    filled: CachedModel, num_rows: int
 ) -> None:
     masks = 0 if num_rows == 1 else 2  # the mask, and the mask repeated
-    text = filled.model.config.text_config  # type: ignore[attr-defined]
-    groups = text.num_attention_heads // text.num_key_value_heads
-    one_mask = num_rows * groups * (LONG - SHORT) * 4
     short, long = (
         allocated(filled, SequenceRows(slot, 0, tuple(range(3, 3 + num_rows)))) for slot in (0, 2)
     )
-    assert long - short <= masks * one_mask
+    assert long - short <= masks * mask_bytes(filled, num_rows)
 
 
-def allocated(model: VideoLanguageModel, *rows: SequenceRows) -> int:
+def allocated(model: CachedModel, *rows: SequenceRows) -> int:
     """All that a forward takes from the allocator, kernels' own buffers included."""
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiled:
         model.forward(StepPlan(rows))

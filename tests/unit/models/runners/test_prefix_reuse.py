@@ -10,31 +10,14 @@ import pytest
 import torch
 
 from hippo.models.attention.tap import most_reused
-from hippo.models.interface.base import AttentionTap, Prompt, SequenceRows, StepPlan
+from hippo.models.interface.base import AttentionTap, Prompt
 from hippo.models.interface.base import VideoLanguageModel as Model
 from hippo.models.interface.content import CachedRows, cached_places, cached_rows, salted
-from hippo.models.interface.plan import LoadPlan
-from hippo.models.load import load_model
 from hippo.types import ChatMessage, FramePlan, TextPart
-from tests.support.models.reference import assert_close, clip, image, prepare, user
+from tests.support.models.pairs import load
+from tests.support.models.reference import assert_close, clip, image, prefill, prepare, step, user
 
 QUESTIONS = ("what is in the thing?", "the man in the hat: who?")
-
-
-def run(
-    model: Model,
-    slot: int,
-    prompt: Prompt,
-    num_reused: int = 0,
-    *,
-    kept: torch.Tensor | None = None,
-    tap: AttentionTap | None = None,
-    is_blind: bool = False,
-) -> torch.Tensor:
-    visual = None if is_blind else model.embed_visual(prompt)
-    *_, logits = model.prefill(slot, prompt, visual, kept, tap, num_reused)
-    assert logits is not None
-    return logits
 
 
 def shared(one: Prompt, other: Prompt) -> int:
@@ -45,20 +28,20 @@ def test_two_questions_about_a_clip_share_all_rows_up_to_the_question(family: Mo
     one, other = (prepare(family, user(0, text), clip()) for text in QUESTIONS)
     length = shared(one, other)
     assert int(one.visual_indices[-1]) < length <= int(one.question_indices[0])
-    assert torch.equal(one.input_ids[:length], other.input_ids[:length])
+    expected = prefill(family, 0, other)
+    prefill(family, 1, one)
+    family.forward(step(1, 0, 40, 41, 42))
+    assert_close(prefill(family, 1, other, num_reused=length, is_blind=True), expected)
 
 
-def test_another_clip_is_shared_up_to_its_first_token(family: Model) -> None:
-    one, other = (prepare(family, user("see", 0, "?"), clip(seed=seed)) for seed in (0, 1))
-    assert torch.equal(one.input_ids, other.input_ids)
-    assert shared(one, other) == int(one.visual_indices[0])
-
-
-def test_a_second_item_that_differs_ends_what_is_shared(family: Model) -> None:
-    one, other = (
-        prepare(family, user(0, "and", 1, "?"), clip(), clip(seed=seed)) for seed in (1, 2)
+def test_what_is_shared_ends_with_the_first_item_that_differs(family: Model) -> None:
+    one, *others = (
+        prepare(family, user("see", 0, "and", 1, "?"), clip(seed=first), clip(seed=second))
+        for first, second in ((0, 1), (2, 1), (0, 2))
     )
-    assert shared(one, other) == int(one.items[1].places[0])
+    for other, item in zip(others, one.items, strict=True):
+        assert torch.equal(one.input_ids, other.input_ids)
+        assert shared(one, other) == int(item.places[0])
 
 
 def test_a_conversation_that_goes_on_with_another_kind_of_media_shares_its_beginning(
@@ -78,7 +61,7 @@ def test_a_conversation_that_goes_on_with_another_kind_of_media_shares_its_begin
 def test_frames_at_another_rate_have_other_positions_and_are_shared_that_far(
     target_checkpoint: Path,
 ) -> None:
-    model = load_model(LoadPlan(str(target_checkpoint), dtype="float32", max_context_length=512))
+    model = load(target_checkpoint)
     one, other = (prepare(model, user(0, "?"), clip(fps=fps)) for fps in (2.0, 0.5))
     assert one.items[0].digest == other.items[0].digest
     length = shared(one, other)
@@ -101,21 +84,6 @@ def test_pruned_rows_are_shared_while_the_same_ones_are_kept(family: Model) -> N
     assert pruned(0, 3, 5).common_length(pruned(0, 3, 5)) == len(pruned(0, 3, 5))
     assert rows.common_length(pruned(0, 1, 2, 4)) == first + 3
     assert pruned(2, 3).common_length(rows) == first
-
-
-def test_an_answer_and_the_turn_that_quotes_it_share_its_rows(family: Model) -> None:
-    turns = [
-        *user(0, "what?"),
-        ChatMessage("assistant", (TextPart("the thing in the hat"),)),
-        *user("and then?"),
-    ]
-    one = family.prepare_prompt(turns[:1], [clip()], FramePlan())
-    more = family.prepare_prompt(turns, [clip()], FramePlan())
-    answer = more.input_ids[one.length : one.length + 6].tolist()
-    held = cached_rows(one).followed_by(answer, one.next_position)
-    assert held.common_length(cached_rows(more)) == one.length + 6
-    other = held.first(one.length).followed_by([answer[0], answer[1] ^ 1], one.next_position)
-    assert other.common_length(cached_rows(more)) == one.length + 1
 
 
 def test_salts_share_nothing(family: Model) -> None:
@@ -175,25 +143,13 @@ def test_a_prefill_behind_reused_rows_equals_one_from_the_first(
     num_visual = prompt.visual_indices.shape[0]
     kept = torch.arange(0, num_visual, 3) if is_pruned else None
     num_rows = prompt.length - (0 if kept is None else num_visual - kept.shape[0])
-    expected = run(family, 0, prompt, kept=kept)
-    plan = StepPlan((SequenceRows(0, 0, tuple(range(40, 45))),))
-    following = family.forward(plan)
-    run(family, 1, prompt, kept=kept)
+    expected = prefill(family, 0, prompt, kept=kept)
+    following = family.forward(step(0, 0, *range(40, 45)))
+    prefill(family, 1, prompt, kept=kept)
     num_reused = cut % num_rows
     monkeypatch.setattr("hippo.models.cached._CHUNK_ROWS", chunk_rows)
-    assert_close(run(family, 1, prompt, num_reused, kept=kept), expected)
-    plan = StepPlan((SequenceRows(1, 0, tuple(range(40, 45))),))
-    assert_close(family.forward(plan), following)
-
-
-def test_another_question_goes_on_behind_the_first_ones_clip_without_its_features(
-    family: Model,
-) -> None:
-    one, other = (prepare(family, user(0, text), clip()) for text in QUESTIONS)
-    expected = run(family, 0, other)
-    run(family, 1, one)
-    family.forward(StepPlan((SequenceRows(1, 0, (40, 41, 42)),)))
-    assert_close(run(family, 1, other, shared(one, other), is_blind=True), expected)
+    assert_close(prefill(family, 1, prompt, num_reused=num_reused, kept=kept), expected)
+    assert_close(family.forward(step(1, 0, *range(40, 45))), following)
 
 
 def test_a_second_turn_goes_on_behind_the_answer_that_was_decoded(family: Model) -> None:
@@ -204,13 +160,16 @@ def test_a_second_turn_goes_on_behind_the_answer_that_was_decoded(family: Model)
     ]
     one = family.prepare_prompt(turns[:1], [clip()], FramePlan())
     more = family.prepare_prompt(turns, [clip()], FramePlan())
-    expected = run(family, 0, more)
-    run(family, 1, one)
+    expected = prefill(family, 0, more)
+    prefill(family, 1, one)
     answer = more.input_ids[one.length : one.length + 6].tolist()
+    held = cached_rows(one).followed_by(answer, one.next_position)
+    assert held.common_length(cached_rows(more)) == one.length + 6
+    other = held.first(one.length).followed_by([answer[0], answer[1] ^ 1], one.next_position)
+    assert other.common_length(cached_rows(more)) == one.length + 1
     for start in (0, 2, 4):  # in blocks, with a draft token that is rolled back
-        ids = (*answer[start : start + 2], 40)
-        family.forward(StepPlan((SequenceRows(1, start, ids),)))
-    assert_close(run(family, 1, more, one.length + 6), expected)
+        family.forward(step(1, start, *answer[start : start + 2], 40))
+    assert_close(prefill(family, 1, more, num_reused=one.length + 6), expected)
 
 
 @pytest.mark.parametrize("chunk_rows", [2048, 7], ids=["whole", "in chunks"])
@@ -224,14 +183,14 @@ def test_the_early_layers_score_reused_rows_as_computed_ones(
 ) -> None:
     one, other = (prepare(family, user(0, text), clip()) for text in QUESTIONS)
     taps = [dataclasses.replace(tap), dataclasses.replace(tap)]
-    run(family, 0, other, tap=taps[0])
-    run(family, 1, one)
+    prefill(family, 0, other, tap=taps[0])
+    prefill(family, 1, one)
     monkeypatch.setattr("hippo.models.cached._CHUNK_ROWS", chunk_rows)
     num_reused = min(shared(one, other), most_reused(tap, other))
     assert num_reused > 0
     is_blind = num_reused > int(other.visual_indices[-1])  # hidden states of visual rows are needed
     assert is_blind is not tap.is_alignment
-    run(family, 1, other, num_reused, tap=taps[1], is_blind=is_blind)
+    prefill(family, 1, other, num_reused=num_reused, tap=taps[1], is_blind=is_blind)
     expected, actual = (tap.layer_scores for tap in taps)
     assert expected is not None and actual is not None
     torch.testing.assert_close(actual, expected, rtol=1e-3, atol=1e-6)
@@ -239,13 +198,13 @@ def test_the_early_layers_score_reused_rows_as_computed_ones(
 
 def test_a_prefill_that_is_left_leaves_the_reused_rows_as_they_were(family: Model) -> None:
     one, other = (prepare(family, user(0, text), clip()) for text in QUESTIONS)
-    expected = run(family, 0, one)
-    run(family, 1, one)
+    expected = prefill(family, 0, one)
+    prefill(family, 1, one)
     num_reused = shared(one, other)
     left = family.prefill(1, other, None, None, None, num_reused)
     assert next(left) is None
     left.close()
-    assert_close(run(family, 1, one, num_reused, is_blind=True), expected)
+    assert_close(prefill(family, 1, one, num_reused=num_reused, is_blind=True), expected)
 
 
 def test_rows_of_media_without_their_content_are_a_bug(family: Model) -> None:
@@ -256,19 +215,19 @@ def test_rows_of_media_without_their_content_are_a_bug(family: Model) -> None:
 
 def test_the_whole_prompt_is_never_reused(family: Model) -> None:
     prompt = prepare(family, user("what?"))
-    run(family, 0, prompt)
+    prefill(family, 0, prompt)
     with pytest.raises(AssertionError):
-        run(family, 0, prompt, prompt.length)
+        prefill(family, 0, prompt, num_reused=prompt.length)
 
 
 def test_a_prefill_goes_on_behind_rows_that_were_copied_from_another_slot(family: Model) -> None:
     one, other = (prepare(family, user(0, text), clip()) for text in QUESTIONS)
     length = shared(one, other)
-    expected = run(family, 1, other)
-    run(family, 1, prepare(family, user(0, "?"), clip(seed=5)))
-    before = run(family, 0, one)
+    expected = prefill(family, 1, other)
+    prefill(family, 1, prepare(family, user(0, "?"), clip(seed=5)))
+    before = prefill(family, 0, one)
     family.copy_rows(0, 1, length)
-    assert_close(run(family, 1, other, length, is_blind=True), expected)
+    assert_close(prefill(family, 1, other, num_reused=length, is_blind=True), expected)
     # The slot that they came from is as it was.
-    again = run(family, 0, one, one.length - 1, is_blind=True)
+    again = prefill(family, 0, one, num_reused=one.length - 1, is_blind=True)
     assert_close(again, before)

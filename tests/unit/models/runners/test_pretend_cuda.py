@@ -13,13 +13,12 @@ import torch
 
 from hippo.models.interface.base import Prompt
 from hippo.models.interface.base import VideoLanguageModel as Model
-from hippo.models.interface.plan import LoadPlan
-from hippo.models.load import load_model
 from hippo.sampling.masks import mask_logits
 from hippo.sampling.sampler import SampleRequest, TokenSampler, choose_step
 from hippo.types import SamplingParams
 from tests.support.devices.pretend_cuda import PretendTensor, pretend_cuda
 from tests.support.models.model_calls import FAMILIES, compare_all
+from tests.support.models.pairs import load
 from tests.support.models.reference import clip, prepare, user
 
 FLASH = "qwen2.5-vl, without masks"
@@ -56,13 +55,12 @@ def pair(request: pytest.FixtureRequest) -> Iterator[Pair]:
     """A family on both."""
     name, options = FAMILIES.get(request.param, ("target_checkpoint", {}))
     folder: Path = request.getfixturevalue(name)
-    options = {**options, "dtype": "float32", "num_slots": 4, "max_context_length": 512}
-    here = load_model(LoadPlan(str(folder), **options))
+    here = load(folder, num_slots=4, **options)
     with pytest.MonkeyPatch.context() as patched:
         if request.param == FLASH:
             patched.setattr(torch.backends.cuda, "can_use_flash_attention", lambda _: True)
         with pretend_cuda() as waits:
-            yield Pair(here, load_model(LoadPlan(str(folder), device="cuda", **options)), waits)
+            yield Pair(here, load(folder, device="cuda", num_slots=4, **options), waits)
 
 
 def test_pixels_do_not_wait_for_the_tower(pair: Pair) -> None:

@@ -1,55 +1,36 @@
-"""Weights are read once, with progress, into the memory that was computed, and all are used."""
+"""What loading and reading a prompt take at most is what was computed."""
 
 from __future__ import annotations
 
+import dataclasses
 import json
-import shutil
 import subprocess
 import sys
+from collections import deque
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
 
+from hippo.catalog.shapes import find_shape
+from hippo.catalog.sizes import SCORED_ROWS
+from hippo.cli.stack import BUNDLED_PAIR
 from hippo.errors import ModelLoadError
+from hippo.models.attention.cache import cache_dtype
+from hippo.models.interface.base import AttentionTap, DecodedMedia
 from hippo.models.interface.plan import LoadPlan
 from hippo.models.load import load_model
 from hippo.models.loading import memory
+from hippo.models.loading.placement import DTYPES
 from tests.support.devices.pretend_cuda import pretended_device
+from tests.support.devices.tensor_trace import TensorTrace
 from tests.support.models.checkpoints import write_checkpoint
-
-
-def load(folder: Path) -> None:
-    load_model(LoadPlan(str(folder), max_context_length=64))
-
-
-@pytest.fixture
-def copy(target_checkpoint: Path, tmp_path: Path) -> Path:
-    return Path(shutil.copytree(target_checkpoint, tmp_path / "copy"))
-
-
-def change_weights(folder: Path, *, drop: str = "none", **added: torch.Tensor) -> None:
-    path = folder / "model.safetensors"
-    weights = {key: value for key, value in load_file(path).items() if not key.endswith(drop)}
-    save_file(weights | {key.replace("__", "."): value for key, value in added.items()}, path,
-              metadata={"format": "pt"})  # fmt: skip
-
-
-def test_a_weight_that_no_module_takes_is_an_error(copy: Path) -> None:
-    change_weights(copy, model__language_model__layers__0__mlp__gate__weight=torch.zeros(2))
-    with pytest.raises(ModelLoadError, match=r"not in the model: .*layers\.0\.mlp\.gate\.weight"):
-        load(copy)
-
-
-def test_buffers_of_older_versions_and_scales_of_activations_are_left_out(copy: Path) -> None:
-    change_weights(
-        copy,
-        model__language_model__layers__0__self_attn__rotary_emb__inv_freq=torch.zeros(8),
-        model__language_model__layers__0__self_attn__q_proj__input_scale=torch.ones(1),
-        model__language_model__layers__0__self_attn__k_scale=torch.ones(1),
-    )
-    load(copy)
+from tests.support.models.families import write_family
+from tests.support.models.hub_forms import write_hub_form
+from tests.support.models.reference import clip, image, prepare, user
 
 
 def test_progress_is_reported_weight_by_weight(target_checkpoint: Path) -> None:
@@ -130,9 +111,11 @@ MEMORY = {  # by dtype: what counts as memory of the process
 
 
 @pytest.fixture(scope="module")
-def large_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """100 MB in seven files, in bfloat16."""
-    return write_checkpoint(
+def loaded_sizes(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, int]]:
+    """By dtype: bytes of the weights, what was checked to be there, and the most that was held."""
+    if not Path("/proc/self/status").exists():
+        pytest.skip("needs Linux's /proc")
+    large = write_checkpoint(  # 100 MB in seven files, in bfloat16
         tmp_path_factory.mktemp("large") / "model",
         num_layers=2,
         num_heads=16,
@@ -142,15 +125,8 @@ def large_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
         dtype=torch.bfloat16,
         max_shard_size="15MB",
     )
-
-
-@pytest.fixture(scope="module")
-def loaded_sizes(large_checkpoint: Path) -> dict[str, dict[str, int]]:
-    """By dtype: bytes of the weights, what was checked to be there, and the most that was held."""
-    if not Path("/proc/self/status").exists():
-        pytest.skip("needs Linux's /proc")
     done = subprocess.run(
-        [sys.executable, "-c", PEAK_SCRIPT, str(large_checkpoint), json.dumps(MEMORY)],
+        [sys.executable, "-c", PEAK_SCRIPT, str(large), json.dumps(MEMORY)],
         env={
             "MALLOC_MMAP_THRESHOLD_": "1000000",
             "OMP_NUM_THREADS": "1",
@@ -173,3 +149,78 @@ def test_loading_takes_no_more_than_what_was_checked(
     sizes = loaded_sizes[dtype]
     # Above the weights, 32 MiB are for code that torch loads at the first packing, and fragments.
     assert 0.5 * sizes["weights"] < sizes["peak"] < sizes["computed"] + (32 << 20), sizes
+
+
+CPU = torch.device("cpu")
+LONG_QUESTION = "what is in the thing? " * 40  # scores by as many rows as at most
+LARGE = image(height=980, width=980)
+LAYERS = AttentionTap(2), AttentionTap(2, "causal"), AttentionTap(1, is_alignment=True)
+
+
+def measured(
+    folder: Path, question: str, media: DecodedMedia, tap: AttentionTap | None, dtype: str
+) -> float:
+    """The peak of a whole prefill as a share of its margin."""
+    model: Any = load_model(LoadPlan(str(folder), dtype=dtype, max_context_length=8192))
+    limits = dataclasses.replace(model.frame_limits, image_pixels=(0, 1 << 30))
+    model._prompts.frame_limits = limits
+    prompt = prepare(model, user(0, question), media)
+    assert question != LONG_QUESTION or prompt.question_indices.shape[0] > SCORED_ROWS
+
+    with TensorTrace() as trace:
+        visual = model.embed_visual(prompt)
+        deque(model.prefill(0, prompt, visual, None, tap and dataclasses.replace(tap)), maxlen=1)
+    working = DTYPES[dtype]
+    margin = find_shape(str(folder)).work_bytes(
+        prompt.length,
+        bytes_each=working.itemsize,
+        cache_each=cache_dtype(working, CPU).itemsize,
+    )
+    share: float = trace.peak_bytes / margin
+    return share
+
+
+def bundled(_: Path) -> Path:
+    return BUNDLED_PAIR / "draft"
+
+
+@pytest.mark.parametrize(
+    ("write", "question", "media", "tap", "dtype", "least"),
+    [
+        *(
+            (bundled, LONG_QUESTION, clip(num_frames=24, size=280), tap, dtype, 0)
+            for dtype in ("float32", "bfloat16")
+            for tap in LAYERS
+        ),
+        *((bundled, "what?", LARGE, None, dtype, 0.5) for dtype in ("float32", "bfloat16")),
+        *(
+            (partial(write_checkpoint, family=family, vision=vision), "what?", LARGE, None,
+             "bfloat16", 0.5)
+            for family, vision in (
+                ("qwen2_vl", {"embed_dim": 256, "mlp_ratio": 4, "num_heads": 4}),
+                ("qwen3_vl", {"hidden_size": 256, "intermediate_size": 1024, "num_heads": 4}),
+                ("qwen3_vl", {}),  # narrow: its pixels are wider than its layers
+            )
+        ),
+        *(
+            (partial(write_family, family=family), LONG_QUESTION, clip(num_frames=60),
+             AttentionTap(3), "float32", 0)
+            for family in ("llava_onevision", "qwen3_vl_moe")
+        ),
+        *(
+            (partial(write_hub_form, name=f"OpenGVLab/InternVL3_5-{size}-HF"), "what?",
+             clip(num_frames=4, size=448), AttentionTap(2), "float32", 0.4)
+            for size in ("1B", "38B")
+        ),
+    ],
+)  # fmt: skip
+def test_videos_and_images_are_read_within_the_margin(
+    write: Callable[[Path], Path],
+    question: str,
+    media: DecodedMedia,
+    tap: AttentionTap | None,
+    dtype: str,
+    least: float,
+    tmp_path: Path,
+) -> None:
+    assert least <= measured(write(tmp_path / "model"), question, media, tap, dtype) <= 1
