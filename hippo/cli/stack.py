@@ -26,6 +26,7 @@ _CHECKOUT = _HIPPO.parent / "demo"
 BUNDLED = _CHECKOUT if (_CHECKOUT / "models").is_dir() else _HIPPO / "bundled"
 BUNDLED_PAIR = BUNDLED / "models"
 BUNDLED_CLIPS = BUNDLED / "clips"
+_MODULES = {"draft": "services.draft", "target": "services.target", "gateway": "gateway"}
 _POLL_S = 0.05
 _SHARED_MEMORY = "/dev/shm"
 _SERVICES_HOST = "127.0.0.1"  # draft and target ask for no key, so nobody else may reach them
@@ -58,7 +59,6 @@ class StackOptions:
     target_args: Sequence[str] = ()
     draft_args: Sequence[str] = ()
     gateway_args: Sequence[str] = ()
-    draft_module: str = "services.draft"  # benchmarks replace it
 
     @property
     def dtype_of_draft(self) -> str:
@@ -105,12 +105,7 @@ class Stack:
             if os.access(_SHARED_MEMORY, os.W_OK)
             else None
         )
-        self._modules = {
-            "draft": options.draft_module,
-            "target": "services.target",
-            "gateway": "gateway",
-        }
-        self._children = {name: Child(name, on_line) for name in self._modules}
+        self._children = {name: Child(name, on_line) for name in _MODULES}
         self._uploads = Path(self._folder.name) / "uploads"
         self._uploads.mkdir()
         self._ports = {
@@ -158,7 +153,7 @@ class Stack:
     def start_service(self, name: str, *, wait: bool = True) -> None:
         """Starts a process; a process that has ended restarts on its previous port."""
         self._port_file(name).unlink(missing_ok=True)
-        self._children[name].start(self._modules[name], self._arguments(name))
+        self._children[name].start(_MODULES[name], self._arguments(name))
         if wait:
             self._await_port(name)
 

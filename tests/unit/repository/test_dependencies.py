@@ -94,11 +94,10 @@ def imported(folder: str) -> set[tuple[Path, str]]:
 )
 def test_all_that_is_imported_is_declared(folder: str, extras: tuple[str, ...]) -> None:
     known = {*declared(), *declared(*extras)}
-    optional = {"torchcodec"}  # of `python -m bench.decode --torchcodec`
     wrong = {
         f"{path} imports {package}"
         for path, package in imported(folder)
-        if not distributions().get(package, set()) & known and package not in optional
+        if not distributions().get(package, set()) & known
     }
     assert wrong == set()
 
