@@ -61,7 +61,7 @@ audit: $(VENV)/.venv  ## Look the versions of the images up in the list of known
 protos: $(VENV)/.dev  ## Regenerate the gRPC stubs from protos/
 	$(BIN)/python protos/generate.py
 
-bench: $(VENV)/.dev  ## Measure every policy, the rivals and 1 to 32 clients; write the pages (25 to 45 min)
+bench: $(VENV)/.dev  ## Measure every policy and 1 to 32 clients; write the pages (25 to 45 min)
 	$(RUN) bench.all
 
 train: $(VENV)/.dev  ## Train the bundled pair again (hours; resumes)

@@ -229,11 +229,10 @@ def _at_the_best_lengths(summary: Sequence[Result]) -> Iterator[Result]:
 
 
 def _without_records(result: Any) -> Any:
-    """Returns what the tables and plots are made of; runs of rivals are in no table."""
+    """Returns what the tables and plots are made of."""
     runs = [
         {key: value for key, value in run.items() if key != "records"}
         for run in result.get("runs", ())
-        if "rival" not in run
     ]
     return {**result, "runs": runs} if runs else result
 

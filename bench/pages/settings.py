@@ -8,6 +8,7 @@ from typing import Any
 
 from bench.base.environment import ROOT
 from gateway.common.config import GatewaySettings
+from hippo.base.config import as_text
 from hippo.service.settings import EngineSettings
 from services.draft.config import DraftSettings
 from services.target.config import TargetSettings
@@ -52,11 +53,8 @@ def _rows(settings: Any, known: Any) -> Iterator[tuple[str, str, str]]:
 def _default(value: object) -> str:
     if value is dataclasses.MISSING:
         return "required"
-    if isinstance(value, bool):
-        return f"`{str(value).lower()}`"
-    if isinstance(value, tuple):
-        value = ",".join(map(str, value))
-    return "" if value in (None, "") else f"`{value}`"
+    shown = as_text(value)
+    return f"`{shown}`" if shown else ""
 
 
 if __name__ == "__main__":

@@ -37,7 +37,8 @@ def count_completion(
     # Before the baseline learns from this answer, so that metrics and answer have one speedup.
     _count_speedup(record, metrics, baseline)
     baseline.learn_steps(record.alone_steps, time.monotonic_ns())
-    metrics[own.BASELINE_STEPS].labels(target.address).inc(len(record.alone_steps))
+    num_steps = sum(sums.num_steps for sums in record.alone_steps.values())
+    metrics[own.BASELINE_STEPS].labels(target.address).inc(num_steps)
     if record.finish_reason is not None:
         target.note_answer(record.served_s)
     if record.policy != "off" and record.num_completion_tokens > 1:

@@ -167,6 +167,7 @@ class Completion:
         """Reads the target's stream up to the last verdict; raises HippoError if it ends before."""
         streams = self._streams
         streams.pair = pair
+        await self._drafting.turn_to(pair)
         pruning = streams.request.pruning
         if self._wants_draft:
             pruning = dataclasses.replace(pruning, draft_cache_tokens=pair.draft_cache_tokens)

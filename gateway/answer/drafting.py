@@ -8,7 +8,7 @@ import logging
 import time
 
 from gateway.answer.streams import StreamPair
-from gateway.pairs.targets import Draft
+from gateway.pairs.targets import Draft, Pair
 from hippo.base.tasks import cancel_all
 from hippo.base.tracing import current_span
 from hippo.errors import (
@@ -70,6 +70,16 @@ class Drafting:
             # The errors' frames refer to this object; without this line, the cycle would keep the
             # request's media in memory until the garbage collector runs.
             self._task = None
+
+    async def turn_to(self, pair: Pair) -> None:
+        """Goes on with a draft on the host of the pair's target, if there is one."""
+        if self._task is None or self._streams.draft_stream is None:
+            return
+        nearer = pair.nearer_draft(self._draft)
+        if nearer is not None:
+            self._streams.draft_stream = None
+            await cancel_all([self._task])
+            self.start(nearer)
 
     async def drop(self, problem: str, cause: DraftLoss) -> None:
         """Goes on without a draft; called by the task that reads the target."""

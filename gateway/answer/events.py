@@ -36,8 +36,9 @@ from hippo.types import (
 
 @dataclass(frozen=True, slots=True)
 class _Proposal:
-    """A draft token: the number of its block, its place there, whether it was a guess."""
+    """A draft token: its id, the number of its block, its place there, whether it was a guess."""
 
+    token_id: int
     block: int
     place: int
     is_guess: bool
@@ -54,8 +55,9 @@ class EventLog:
         self._num_blocks = 0
         self._num_verdicts = 0
         self._epoch = 0
-        # The latest proposal of a token, by completion index and id.
-        self._proposed: dict[tuple[int, int], _Proposal] = {}
+        self._proposed: dict[int, _Proposal] = {}  # by completion index
+        # Tokens of branches, by completion index and id.
+        self._branched: dict[tuple[int, int], _Proposal] = {}
 
     def take_events(self) -> tuple[dict[str, Any], ...]:
         """Returns the events since the last call."""
@@ -105,14 +107,14 @@ class EventLog:
         is_stale = block.epoch < self._epoch
         if not is_stale:
             for place, token_id in enumerate(block.token_ids):
-                self._proposed[block.start_index + place, token_id] = _Proposal(
-                    self._num_blocks, place, place in guessed
+                self._proposed[block.start_index + place] = _Proposal(
+                    token_id, self._num_blocks, place, place in guessed
                 )
         place = len(block.token_ids)
         for branch in block.branches:
             for index, token_id in enumerate(branch.token_ids[1:], branch.index + 1):
-                proposal = _Proposal(self._num_blocks, place, is_guess=False)
-                self._proposed.setdefault((index, token_id), proposal)
+                proposal = _Proposal(token_id, self._num_blocks, place, is_guess=False)
+                self._branched[index, token_id] = proposal
                 place += 1
         event = BlockEvent(
             type="block",
@@ -168,10 +170,13 @@ class EventLog:
         if is_last and verdict.finish_reason is not None:
             text += self._detokenizer.flush_text()
         token = EventToken(id=token_id, text=text, index=index, source="target")
+        proposal = self._proposed.pop(index, None)
         if place >= verdict.num_accepted_tokens + verdict.num_accepted_reused:
             return token
         token.source = "draft"
-        if (proposal := self._proposed.get((index, token_id))) is not None:
+        if proposal is None or proposal.token_id != token_id:
+            proposal = self._branched.get((index, token_id))
+        if proposal is not None:
             token.source = "guess" if proposal.is_guess else "draft"
             token.block, token.place = proposal.block, proposal.place
         return token

@@ -18,7 +18,7 @@ from gateway.answer.figures import (
     Timings,
     ms,
 )
-from gateway.common.baseline import Baseline
+from gateway.common.baseline import Baseline, OneRowTimes, StepsByContext, context_range
 from gateway.common.errors import without_addresses
 from hippo.metrics.gateway import DraftLoss
 from hippo.speculation.stats import SpeculationStats
@@ -105,8 +105,7 @@ class AnswerRecord:
     has_failed: bool = False
     is_calibration: bool = False
     intervals_ns: list[int] = field(default_factory=list)  # from one verdict to the next
-    # Duration in nanoseconds and context length of each target-only step.
-    alone_steps: list[tuple[int, int]] = field(default_factory=list)
+    alone_steps: StepsByContext = field(default_factory=dict)  # sums of target-only steps
     was_alone: bool = False  # ``is_alone`` of the previous verdict
     timeline: Timeline | None = None
     events: EventLog | None = None
@@ -152,7 +151,9 @@ class AnswerRecord:
                 and self.was_alone
                 and not (verdict.num_draft_tokens or verdict.num_reused_tokens)
             ):
-                self.alone_steps.append((duration_ns, verdict.timing.context_length))
+                context_length = verdict.timing.context_length
+                sums = self.alone_steps.setdefault(context_range(context_length), OneRowTimes())
+                sums.add_step(duration_ns, context_length)
         self.was_alone = is_alone
         self.last_verdict_ns = now_ns
         if self.timeline is not None:

@@ -11,12 +11,30 @@ from __future__ import annotations
 
 import itertools
 from bisect import bisect_left
-from collections.abc import Iterable
 from dataclasses import dataclass
 
 CONTEXT_BOUNDS = (256, 512, 1024, 2048, 4096, 8192, 16384, 32768, 65536, 131072)
 _MEMORY_STEPS = 500  # most weight of a running mean, in steps: older steps fade
 _LEAST_TOKENS = 16  # a lower max_tokens gives too few steps for calibration
+
+
+@dataclass(slots=True)
+class OneRowTimes:
+    """Sums over target-only steps."""
+
+    num_steps: int = 0
+    total_ns: int = 0
+    total_context: int = 0
+
+    def add_step(self, duration_ns: int, context_length: int) -> None:
+        """Adds one step."""
+        self.num_steps += 1
+        self.total_ns += duration_ns
+        self.total_context += context_length
+
+
+StepsByContext = dict[int, OneRowTimes]
+"""Sums by index of the range of context lengths; ``context_range`` returns the index."""
 
 
 def context_range(context_length: int) -> int:
@@ -47,13 +65,14 @@ class Baseline:
         """Whether steps were measured in the range that holds ``context_length``."""
         return context_range(context_length) in self._means
 
-    def learn_steps(self, steps: Iterable[tuple[int, int]], now_ns: int) -> None:
-        """Adds the target-only steps of one answer: the nanoseconds and context length of each."""
-        for duration_ns, context_length in steps:
-            mean = self._means.setdefault(context_range(context_length), _Mean())
-            mean.weight = min(mean.weight + 1, _MEMORY_STEPS)
-            mean.step_ns += (duration_ns - mean.step_ns) / mean.weight
-            mean.context += (context_length - mean.context) / mean.weight
+    def learn_steps(self, steps: StepsByContext, now_ns: int) -> None:
+        """Adds the target-only steps of one answer to the means."""
+        for index, sums in steps.items():
+            mean = self._means.setdefault(index, _Mean())
+            mean.weight = min(mean.weight + sums.num_steps, _MEMORY_STEPS)
+            share = min(1.0, sums.num_steps / mean.weight)
+            mean.step_ns += (sums.total_ns / sums.num_steps - mean.step_ns) * share
+            mean.context += (sums.total_context / sums.num_steps - mean.context) * share
             self.learnt_ns = now_ns
 
     def step_ns(self, context_length: float) -> float:

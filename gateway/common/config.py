@@ -6,6 +6,8 @@ import re
 from dataclasses import dataclass
 from typing import Literal
 
+import httpx
+
 from hippo.base.config import ProcessSettings, SettingsError, check_ranges, flag, setting
 from hippo.base.local_files import check_directories
 from hippo.base.validation import MAX_TEMPERATURE
@@ -226,6 +228,9 @@ class GatewaySettings(ProcessSettings):
         for name in self.allowed_hosts:
             is_name = name == "*" or re.fullmatch(r"(\*\.)?[^\s/:*]+", name)
             self._require(is_name, "--allowed-hosts", "names such as hippo.example.com")
+        for name in self.allowed_media_domains:
+            is_host = _is_host(name.rstrip(".").removeprefix("*."))
+            self._require(is_host, "--allowed-media-domains", "names such as media.example.com")
         for addresses, option in ((self.target, "--target"), (self.draft, "--draft")):
             for address in addresses:
                 is_address = re.fullmatch(r".+:\d+", address)
@@ -281,3 +286,11 @@ class GatewaySettings(ProcessSettings):
     def _require(holds: object, option: str, expected: str) -> None:
         if not holds:
             raise SettingsError(f"{option}: expected {expected}")
+
+
+def _is_host(name: str) -> bool:
+    """Whether a name can be the host of a URL, in ASCII or not."""
+    try:
+        return bool(httpx.URL(host=name).host)
+    except httpx.InvalidURL:
+        return False

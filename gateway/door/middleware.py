@@ -36,7 +36,7 @@ _LEAST_RATE = 1 << 15  # bytes a second after the start: a quarter of a slow upl
 _MOST_VALUES = 1 << 16
 _LARGE_BYTES = 1 << 20  # a request of more bytes is worth a call that gives memory back
 _TRIM_AFTER_S = 0.1  # when nothing of the request is referred to any more
-_LEFT = 499  # nginx's status for a client that left before the answer began
+LEFT = 499  # nginx's status for a client that left before the answer began
 # OpenTelemetry's names of methods; another one, which a client may make up, is "_OTHER".
 _METHODS = frozenset({"DELETE", "GET", "HEAD", "OPTIONS", "PATCH", "POST", "PUT"})
 _WITH_BODY = frozenset({"PATCH", "POST", "PUT"})
@@ -89,7 +89,7 @@ class RequestMiddleware:
         body = _Body(scope, receive, self._budget, self._max_body_bytes, self._max_file_bytes)
         state |= {"request_id": request_id, "received_ns": started_ns, "body": body}
         token = request_id_var.set(request_id)
-        status = _LEFT
+        status = LEFT
 
         async def named_send(message: Message) -> None:
             nonlocal status
@@ -111,7 +111,7 @@ class RequestMiddleware:
             own.fail(error)
             # Handled here, where the request's id is still set for the log record.
             logger.exception("a request failed unexpectedly")
-            if status != _LEFT:
+            if status != LEFT:
                 raise  # the answer has begun, so the server cuts the connection
             await internal_error()(scope, receive, named_send)
         finally:
@@ -119,7 +119,7 @@ class RequestMiddleware:
             path = getattr(seen.get("route"), "path", "unknown")
             self._metrics.count_request(path, status)
             key = state["key"].name if state.get("key") is not None else None
-            answered = None if status == _LEFT else status
+            answered = None if status == LEFT else status
             own.set(
                 {
                     "http.route": path,

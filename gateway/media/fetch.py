@@ -87,6 +87,8 @@ class UrlFetcher:
             ) from None
         except UnicodeError:
             raise MediaError("the URL has characters that cannot be sent") from None
+        except ValueError:  # joining a redirect's address
+            raise MediaError("the URL redirects to an address that is malformed") from None
         except (httpx.HTTPError, httpx.InvalidURL) as error:
             reason = str(error) or type(error).__name__
             raise MediaError(f"the URL cannot be fetched: {reason}") from None

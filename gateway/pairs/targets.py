@@ -150,6 +150,12 @@ class Pair:
         infos = [draft.info for draft in self.target.fitting_drafts]
         return min((info.slot_tokens for info in infos if info is not None), default=0)
 
+    def nearer_draft(self, draft: Draft | None) -> Draft | None:
+        """Returns the best draft if it is on the target's host and ``draft`` is on another one."""
+        best, host = self.draft, self.target.host
+        is_nearer = best is not None and best.host == host
+        return best if is_nearer and draft is not None and draft.host != host else None
+
     def media_dirs(self, *, wants_draft: bool) -> list[tuple[str, ...]]:
         """Returns the directories whose files the target, and the draft if there is one, open."""
         draft = self.draft if wants_draft else None

@@ -1,13 +1,13 @@
-"""Tasks that end together when one fails, and errors that keep nothing alive; standard library
-only."""
+"""Tasks that end together when one fails, and errors that keep nothing alive."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Coroutine, Iterable, Sequence
 from traceback import clear_frames
 from typing import Any, TypeVar
+
+from hippo.errors import HippoError
 
 ResultT = TypeVar("ResultT")
 
@@ -33,25 +33,31 @@ async def cancel_all(tasks: Sequence[asyncio.Task[Any]]) -> None:
     await asyncio.gather(*tasks, return_exceptions=True)
 
 
-@contextmanager
-def clearing_frames() -> Iterator[None]:
-    """Clears the local variables of the functions that an error leaves inside the block.
+class ClearingFrames:
+    """A context manager that frees the local variables of the functions that an error leaves inside
+    the block.
 
     Whoever keeps the error, as a task and gRPC do, would otherwise keep these variables until the
     next garbage collection: a request's media, or a sequence with its prompt's embeddings.
     """
-    try:
-        yield
-    except BaseException as error:
-        clear_frames(error.__traceback__)
-        raise
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, _kind: object, error: BaseException | None, _traceback: object) -> None:
+        if isinstance(error, HippoError):
+            # Several requests may have the same error. The frames of a request that is still at
+            # its end must not be cleared: before Python 3.13 that closes its coroutine.
+            error.__traceback__ = None
+        elif error is not None:
+            clear_frames(error.__traceback__)
 
 
 def start_task(coroutine: Coroutine[Any, Any, ResultT]) -> asyncio.Task[ResultT]:
     """Starts a task whose error keeps none of the coroutine's variables alive."""
 
     async def run() -> ResultT:
-        with clearing_frames():
+        with ClearingFrames():
             return await coroutine
 
     task = asyncio.create_task(run())

@@ -43,20 +43,18 @@ def find_shape(name: str, *, layer_bits: float | None = None) -> ModelShape:
     except (OSError, ValueError) as error:
         raise InvalidRequestError(f"{path} cannot be read: {error}") from None
     shape = shape_of(folder.resolve().name, config)
-    if (
-        layer_bits is None
-        and (layer_bits := packed_bits(config)) is None
-        and stays_quantised(config)
-    ):
+    bits = packed_bits(config) if layer_bits is None else layer_bits
+    if layer_bits is None and (bits is not None or stays_quantised(config)):
         stored = sum(file.stat().st_size for file in folder.glob("*.safetensors"))
-        if not stored:
+        if not stored and bits is None:
             raise InvalidRequestError(
                 f"{name} is quantised, and has no weight files to tell its size: give "
                 "--weights-bits"
             )
         others = shape.num_parameters - shape.num_shared_parameters
-        layer_bits = 8 * (stored - 2 * others) / shape.num_shared_parameters
-    return replace(shape, layer_bits=layer_bits)
+        # A form of few bits may leave some layers in 16.
+        bits = max(bits or 0.0, 8 * (stored - 2 * others) / shape.num_shared_parameters)
+    return replace(shape, layer_bits=bits)
 
 
 def quantization_settings(config: Mapping[str, Any]) -> dict[str, Any] | None:

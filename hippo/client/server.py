@@ -102,10 +102,17 @@ class Connection:
         headers = {"accept": "text/event-stream, application/json", "accept-encoding": "identity"}
         if server.api_key is not None:
             headers["authorization"] = f"Bearer {server.api_key}"
+        try:
+            encoded = [(name.encode(), value.encode("latin-1")) for name, value in headers.items()]
+        except UnicodeEncodeError:
+            raise InvalidRequestError(
+                f"the API key has characters that HTTP cannot carry: give the key in ASCII "
+                f"({KEY_VARIABLE})"
+            ) from None
         parts = urlsplit(server.url)
         self._client = httpx.Client(
             base_url=parts._replace(path=server.path).geturl(),
-            headers=headers,
+            headers=encoded,
             timeout=server.timeout_s,
             limits=httpx.Limits(keepalive_expiry=None),
             trust_env=False,
@@ -150,7 +157,7 @@ class Connection:
         except OSError as error:
             raise InvalidRequestError(f"{file} cannot be read: {error.strerror}") from None
         except Exception:  # h11's, if there are not as many bytes as the head has announced
-            if file is None or file.stat().st_size == num_bytes:
+            if file is None or (file.exists() and file.stat().st_size == num_bytes):
                 raise
             raise InvalidRequestError(f"{file} was changed while it was sent") from None
 
@@ -175,7 +182,7 @@ class Connection:
                     # A server may close an idle connection just before this request.
                     if not self._has_asked:
                         raise
-                self._has_asked = response is not None
+                self._has_asked = response is not None and _stays_open(response)
             yield asked_s, response
         except httpx.TransportError as error:
             raise self._lost(error) from None
@@ -205,6 +212,11 @@ class Connection:
         if isinstance(error, httpx.TimeoutException):
             return UnavailableError(f"{url} did not answer within {self._server.timeout_s:g} s")
         return UnavailableError(f"the connection to {url} failed: {error or type(error).__name__}")
+
+
+def _stays_open(response: httpx.Response) -> bool:
+    wish: str = response.headers.get("connection", "")
+    return wish.lower() != "close"
 
 
 def error_from(status: int, content: bytes) -> HippoError:

@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from time import perf_counter_ns
 
-from hippo.base.tasks import clearing_frames, gather_or_cancel
+from hippo.base.tasks import ClearingFrames, gather_or_cancel
 from hippo.base.texts import TextLimit
 from hippo.base.tracing import span
 from hippo.engine.cpu import compute_alone, name_thread
@@ -116,7 +116,7 @@ class PromptReader:
         item = request.media[index]
         try:
             kind = {"hippo.media_kind": item.kind.value}
-            with span("decode_media", attributes=kind), clearing_frames():
+            with span("decode_media", attributes=kind), ClearingFrames():
                 return await self.media_cache.decode(
                     item, plan, salt=request.cache_salt, client=request.client
                 )

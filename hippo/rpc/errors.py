@@ -14,7 +14,7 @@ from typing import Any, TypeVar, cast
 import grpc
 
 from hippo import errors
-from hippo.base.tasks import clearing_frames
+from hippo.base.tasks import ClearingFrames
 from hippo.errors import HippoError
 
 _TYPE_KEY = "hippo-error-type"
@@ -88,7 +88,7 @@ def answering_errors(
     @wraps(method)
     async def answer(servicer: ServicerT, request: Any, context: Context) -> AnswerT:
         try:
-            with clearing_frames():
+            with ClearingFrames():
                 return await method(servicer, request, context)
         except HippoError as error:
             status = status_of(error)

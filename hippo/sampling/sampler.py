@@ -66,11 +66,14 @@ class TokenSampler:
             for token_id, value in params.logit_bias:
                 bias[token_id] += value
             self._bias = to_device(bias, self._device)
-        self._needs_counts = (
+        self._counts: torch.Tensor | None = None
+        if (
             params.repetition_penalty != 1.0
             or params.presence_penalty != 0.0
             or params.frequency_penalty != 0.0
-        )
+        ):
+            self._counts = torch.zeros(num_token_ids, dtype=torch.int32, device=self._device)
+        self._counted: list[int] = []  # the output ids counted in _counts
         self._end_ids: torch.Tensor | None = None  # int64, excluded by min_tokens
         if params.min_tokens > 0 and end_token_ids and masks is None:
             self._end_ids = to_device(sorted(end_token_ids), self._device)
@@ -84,7 +87,7 @@ class TokenSampler:
         return (
             self.params.temperature <= 0.0
             and self.masks is None
-            and not self._needs_counts
+            and self._counts is None
             and self._bias is None
             and (self._end_ids is None or first_index >= self.params.min_tokens)
         )
@@ -103,7 +106,10 @@ class TokenSampler:
         first_index = len(output_ids)
         assert width == self._num_ids, f"logits of {width} ids, expected {self._num_ids}"
         assert num_rows == len(draft_ids) + 1, "every row after the first follows a draft id"
-        counts = self._row_counts(output_ids, draft_ids) if self._needs_counts else None
+        counts = None
+        if self._counts is not None:
+            self._count_outputs(output_ids)
+            counts = self._row_counts(draft_ids)
         noise = None
         if self.params.temperature > 0.0:
             noise = self._noise_for(first_index, num_rows)
@@ -132,26 +138,42 @@ class TokenSampler:
         early = logits[:num_early].index_fill(1, self._end_ids, -math.inf)
         return torch.cat((early, logits[num_early:]))
 
-    def _row_counts(self, output_ids: Sequence[int], draft_ids: Sequence[int]) -> torch.Tensor:
-        """Returns how often each id occurs in a row's history: int32 ``[len(draft_ids) + 1,
-        num_ids]``."""
-        num_rows = len(draft_ids) + 1
-        history = self._occurrences(output_ids, self._num_ids)
+    def _count_outputs(self, output_ids: Sequence[int]) -> None:
+        """Updates ``_counts`` from the counted ids to ``output_ids``, by their difference."""
+        assert self._counts is not None
+        known = self._counted
+        num_common = len(known)
+        if list(output_ids[:num_common]) != known:
+            pairs = zip(known, output_ids, strict=False)
+            num_common = next(
+                (place for place, (old, new) in enumerate(pairs) if old != new),
+                min(len(known), len(output_ids)),
+            )
+        added = list(output_ids[num_common:])
+        for ids, sign in ((known[num_common:], -1), (added, 1)):
+            if ids:
+                self._counts.index_add_(
+                    0,
+                    to_device(ids, self._device),
+                    torch.full((len(ids),), sign, dtype=torch.int32, device=self._device),
+                )
+        known[num_common:] = added
+
+    def _row_counts(self, draft_ids: Sequence[int]) -> torch.Tensor:
+        """Returns the counts of each row: int32 ``[len(draft_ids) + 1, num_ids]``."""
+        assert self._counts is not None
         if not draft_ids:
-            return history[None]
+            return self._counts[None]
+        num_rows = len(draft_ids) + 1
         places = [
             row * self._num_ids + token_id
             for row in range(1, num_rows)
             for token_id in draft_ids[:row]
         ]
-        drafted = self._occurrences(places, num_rows * self._num_ids)
-        return drafted.view(num_rows, self._num_ids) + history
-
-    def _occurrences(self, places: Sequence[int], length: int) -> torch.Tensor:
+        counts = self._counts.repeat(num_rows)
         ones = torch.ones(len(places), dtype=torch.int32, device=self._device)
-        zeros = torch.zeros(length, dtype=torch.int32, device=self._device)
-        indices = to_device(torch.tensor(places, dtype=torch.int64), self._device)
-        return zeros.index_add_(0, indices, ones)
+        counts.index_add_(0, to_device(places, self._device), ones)
+        return counts.view(num_rows, self._num_ids)
 
     def _noise_for(self, first_index: int, num_rows: int) -> torch.Tensor:
         """Returns the noise of ``num_rows`` indices from the cache, or computes some rows ahead."""

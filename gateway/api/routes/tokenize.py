@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+from collections.abc import AsyncIterator
 from typing import Annotated
 
-from fastapi import APIRouter
+from fastapi import APIRouter, HTTPException, Request
 from pydantic import ConfigDict, FailFast, Field, StrictBool
 
 from gateway.api.media_schemas import Model
 from gateway.api.responses import DetokenizeResponse, TokenizeResponse
 from gateway.api.state import State
+from gateway.door.middleware import LEFT
 from hippo.errors import ContextLengthError, InvalidRequestError
 
 router = APIRouter(tags=["tokens"])
@@ -43,19 +46,42 @@ class DetokenizeRequest(Model):
     tokens: Annotated[tuple[int, ...], FailFast()] = Field(max_length=_MOST_TOKENS)
 
 
+@contextlib.asynccontextmanager
+async def ending_with(request: Request) -> AsyncIterator[None]:
+    """Cancels the block when the client leaves."""
+    work = asyncio.current_task()
+    assert work is not None
+
+    async def watch() -> None:
+        while (await request.receive())["type"] != "http.disconnect":
+            pass
+        work.cancel()
+
+    watching = asyncio.create_task(watch())
+    try:
+        yield
+    except asyncio.CancelledError:
+        if watching.done() and work.uncancel() == 0:
+            raise HTTPException(LEFT, "the client left") from None
+        raise
+    finally:
+        watching.cancel()
+
+
 @router.post("/tokenize")
-async def tokenize(body: TokenizeRequest, state: State) -> TokenizeResponse:
+async def tokenize(body: TokenizeRequest, request: Request, state: State) -> TokenizeResponse:
     """Returns the token ids of a text."""
     info = state.backends.model(body.model)
     target = state.backends.pair(info.name).target
-    await target.text_limit.count_tokens([body.prompt], state.text_threads, param="prompt")
-    (encoding,) = await asyncio.get_running_loop().run_in_executor(
-        state.text_threads,
-        # Among the methods that encode, this one lets other threads run meanwhile.
-        lambda: target.tokenizer.encode_batch(
-            [body.prompt], add_special_tokens=body.add_special_tokens
-        ),
-    )
+    async with ending_with(request):
+        await target.text_limit.count_tokens([body.prompt], state.text_threads, param="prompt")
+        (encoding,) = await asyncio.get_running_loop().run_in_executor(
+            state.text_threads,
+            # Among the methods that encode, this one lets other threads run meanwhile.
+            lambda: target.tokenizer.encode_batch(
+                [body.prompt], add_special_tokens=body.add_special_tokens
+            ),
+        )
     return TokenizeResponse(
         count=len(encoding.ids),
         max_model_len=info.max_context_length,

@@ -96,6 +96,8 @@ def run(arguments: argparse.Namespace) -> int:
     with console.status("replaying ..."):
         rows = compare(policies, traces, machine)
     console.print(show.machine_table(machine, pair))
+    if pair is not None:
+        console.print(show.memory_table(pair))
     agreement = mean_agreement(traces)
     console.print(show.policy_table(rows, num_traces=len(traces), agreement=agreement))
     if arguments.json is not None:

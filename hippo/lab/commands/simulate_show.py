@@ -9,8 +9,9 @@ from typing import Any
 from rich import box
 from rich.table import Table
 
+from hippo.catalog.sizes import GIB
 from hippo.lab.simulation.machine import Machine
-from hippo.lab.simulation.pairs import ModelPair
+from hippo.lab.simulation.pairs import NUM_NEW_TOKENS, ModelPair
 from hippo.lab.simulation.replay import Row
 
 SHOWN_ROWS = (1, 2, 8, 32)
@@ -71,6 +72,27 @@ def machine_figures(machine: Machine, pair: ModelPair | None) -> dict[str, Any]:
     del figures["target"], figures["draft"]
     steps = {f"{name}_step_ms": ms for name, ms in step_times(machine, pair).items()}
     return figures | {"step_rows": SHOWN_ROWS} | steps
+
+
+def memory_table(pair: ModelPair) -> Table:
+    """Returns a table of weights and KV cache on each device, beside the device's memory."""
+    table = Table(title=f"{pair.title}: memory with {pair.num_visual_tokens:,} visual tokens")
+    for column in ("", "GPUs", "weights GiB", "cache GiB", "on each GPU", "it has"):
+        table.add_column(column, justify="left" if not column else "right")
+    for name, shape, place, tokens in (
+        ("target", pair.target, pair.target_place, pair.num_prompt_tokens),
+        ("draft", pair.draft, pair.draft_place, pair.num_draft_tokens),
+    ):
+        num_tokens = tokens + NUM_NEW_TOKENS
+        table.add_row(
+            f"{name} {shape.name.rpartition('/')[2]}",
+            f"{place.num_gpus} {place.gpu.name}",
+            f"{shape.weight_bytes() / GIB:.1f}",
+            f"{shape.cache_bytes(num_tokens) / GIB:.2f}",
+            f"{place.memory_gib(shape, num_tokens):.1f}",
+            f"{place.gpu.memory_gib:g}",
+        )
+    return table
 
 
 def policy_table(rows: Sequence[Row], *, num_traces: int, agreement: float) -> Table:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -125,7 +125,13 @@ def read_state(folder: Path) -> TrainingState:
     """Returns the state of the training in ``folder``; a new one if there is none. Raises
     HippoError if its file is damaged."""
     saved = _read(folder / _STATE_FILE)
-    return TrainingState() if saved is None else TrainingState(**saved["state"])
+    return TrainingState() if saved is None else _state_of(saved)
+
+
+def _state_of(saved: Mapping[str, Any]) -> TrainingState:
+    """Returns the state of a file, which an earlier version may have written."""
+    names = {each.name for each in fields(TrainingState)}
+    return TrainingState(**{name: saved["state"][name] for name in names & saved["state"].keys()})
 
 
 def best_student(plan: TrainingPlan) -> Student:
@@ -284,7 +290,7 @@ class Training:
         """Returns the state, after loading what an earlier run has saved."""
         saved = _read(self._plan.folder / _STATE_FILE)
         if saved is not None:
-            self._state = TrainingState(**saved["state"])
+            self._state = _state_of(saved)
             self._best = saved["best"]
             self._student.load_trained(saved["weights"])
             self._optimizer.load_state_dict(saved["optimizer"])

@@ -33,7 +33,8 @@ class MemoryNeeds:
     num_processes: int = 1  # ranks on this device
     weight_bytes: int  # all ranks on this device together
     slot_bytes: int  # cache of one sequence
-    work_bytes: int  # activations, and copies of a weight while it is packed
+    work_bytes: int  # activations
+    packing_bytes: int = 0  # copies of weights while they are joined and packed, before activations
     reserved_bytes: int = 0  # caches of earlier media
     host_bytes: int = 0  # on the host, while all ranks read weights to GPUs
 
@@ -44,7 +45,7 @@ def check_fits(plan: LoadPlan, needs: MemoryNeeds) -> None:
     is too small to read the weights."""
     num_slots = plan.num_slots or 1
     device, weight_bytes = needs.device, needs.weight_bytes
-    work_bytes = needs.num_processes * needs.work_bytes
+    work_bytes = needs.num_processes * max(needs.work_bytes, needs.packing_bytes)
     cache_bytes = num_slots * needs.num_processes * needs.slot_bytes
     needed = weight_bytes + work_bytes + cache_bytes + needs.reserved_bytes
     available = _left_bytes(device, plan.budget_bytes)

@@ -127,8 +127,8 @@ class Resolved:
             num_processes=num_processes,
             weight_bytes=num_processes * memory.weights,
             slot_bytes=slot.num_bytes(self.cache_dtype),
-            # Weights are joined and packed before there are activations.
-            work_bytes=max(memory.work + self._extra_work_bytes(), shape.packing_bytes(bytes_each)),
+            work_bytes=memory.work + self._extra_work_bytes(),
+            packing_bytes=shape.packing_bytes(bytes_each),
             reserved_bytes=memory.earlier_media,
             # All ranks read at once.
             host_bytes=is_gpu * len(self.devices) * shape.host_bytes(bytes_each),

@@ -108,8 +108,10 @@ class Packed(WeightForm):
     unused_suffixes: ClassVar[tuple[str, ...]] = (".weight_zero_point",)
 
     def layer_bits(self, checkpoint: Checkpoint, shape: ModelShape, bytes_each: int) -> float:
-        """See WeightForm.layer_bits."""
-        return self.bits
+        """See WeightForm.layer_bits. A checkpoint may leave some layers in 16 bits."""
+        if self.settings is None:
+            return self.bits
+        return max(self.bits, WeightForm.layer_bits(self, checkpoint, shape, bytes_each) or 0.0)
 
     def _packs(self, module: str) -> bool:
         return module.startswith(_LAYERS)

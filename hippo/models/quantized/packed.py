@@ -173,7 +173,8 @@ def make_kernels(
             source = source_of(bits, dtype, *SHAPES[0], has_zeros=has_zeros)
             kernels = Kernels(few, _compiled("unpack", source))
             is_right = are_right(kernels, tried_rows(device, bits, has_zeros), dtype)
-    except (ImportError, RuntimeError, OSError) as error:
+    # torch compiles by a private function, which a later version may rename.
+    except (ImportError, AttributeError, RuntimeError, OSError) as error:
         reason = str(error).strip().partition("\n")[0]
         _log.warning("kernels for quantised layers do not run here, steps are slow: %s", reason)
         return None

@@ -22,7 +22,7 @@ ROOT = Path(__file__).resolve().parents[3]
 INSTALLED = {"hippo": "hippo", "gateway": "gateway", "services": "services"} | {
     f"demo/{name}": f"hippo/bundled/{name}" for name in ("models", "clips")
 }
-NOT_INSTALLED = {"figures.json", "undistilled"}  # of demo/models: what bench needs
+NOT_INSTALLED = {"undistilled"}  # of demo/models: what bench needs
 
 
 def _files(folder: Path) -> set[Path]:

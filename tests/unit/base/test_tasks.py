@@ -9,8 +9,8 @@ import logging
 import pytest
 
 from hippo.base.logs import setup_logging
-from hippo.base.tasks import gather_or_cancel
-from hippo.errors import MediaError
+from hippo.base.tasks import gather_or_cancel, start_task
+from hippo.errors import MediaError, UnavailableError
 from tests.support.watching.collector import living, no_collector
 
 
@@ -78,3 +78,16 @@ def test_what_a_client_sends_makes_no_line_of_its_own(
     told = capsys.readouterr().err
     assert len(told.splitlines()) == 1
     assert told.isascii()
+
+
+async def test_an_error_of_several_tasks_ends_each_of_them() -> None:
+    error = UnavailableError("the device has failed")
+
+    async def ends_after(seconds: float) -> None:
+        try:
+            raise error
+        finally:
+            await asyncio.sleep(seconds)
+
+    tasks = [start_task(ends_after(each / 100)) for each in range(4)]
+    assert await asyncio.gather(*tasks, return_exceptions=True) == [error] * 4

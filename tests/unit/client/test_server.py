@@ -6,7 +6,7 @@ import json
 import socket
 import threading
 from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 
 import pytest
 
@@ -82,6 +82,40 @@ def closing_after_each(content: bytes, *, num_answers: int) -> Iterator[Connecti
 def test_a_connection_that_was_closed_while_idle_is_opened_again() -> None:
     with closing_after_each(b"{}", num_answers=2) as connection:
         assert [connection.exchange("GET", path) for path in ("/a", "/b")] == [(200, b"{}")] * 2
+
+
+def test_a_request_that_ends_a_server_is_sent_once() -> None:
+    """The connection was closed on purpose, so the next one is new, and no idle one was lost."""
+    requests = 0
+
+    def serve(listener: socket.socket) -> None:
+        nonlocal requests
+        for answer in (b"HTTP/1.1 200 OK\r\nconnection: close\r\ncontent-length: 0\r\n\r\n", b""):
+            client, _ = listener.accept()
+            with client:
+                client.recv(4096)
+                requests += 1
+                client.sendall(answer)
+        listener.settimeout(0.5)
+        with suppress(TimeoutError):
+            listener.accept()[0].close()
+            requests += 1
+
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        thread = threading.Thread(target=serve, args=(listener,))
+        thread.start()
+        with closing(Server(f"http://127.0.0.1:{listener.getsockname()[1]}").connect()) as at:
+            assert at.exchange("GET", "/a") == (200, b"")
+            with pytest.raises(UnavailableError):
+                at.exchange("GET", "/b")
+        thread.join()
+    assert requests == 2
+
+
+def test_a_key_may_have_letters_beyond_ascii_and_else_is_refused() -> None:
+    Server("http://127.0.0.1:1", api_key="schlüssel").connect().close()
+    with pytest.raises(InvalidRequestError, match="give the key in ASCII"):
+        Server("http://127.0.0.1:1", api_key="ключ").connect()
 
 
 def test_a_server_that_does_not_stream_is_told_apart() -> None:

@@ -8,7 +8,7 @@ import pytest
 
 from gateway.answer import account
 from gateway.answer.report import AnswerRecord
-from gateway.common.baseline import Baseline
+from gateway.common.baseline import Baseline, OneRowTimes
 from gateway.common.metrics import GatewayMetrics
 from hippo.metrics import GATEWAY_METRICS, VLLM_METRICS
 from hippo.metrics import gateway as own
@@ -35,7 +35,7 @@ REQUEST = toy_request(pruning=Pruning(PruningStrategy.HOLISTIC, 0.9))
 def _learnt() -> Baseline:
     """A token takes 20 ms."""
     baseline = Baseline()
-    baseline.learn_steps([(20 * MS, 100)], now_ns=1)
+    baseline.learn_steps({0: OneRowTimes(1, 20 * MS, 100)}, now_ns=1)
     return baseline
 
 

@@ -117,6 +117,16 @@ def test_a_token_of_a_branch_has_its_block_and_a_place_behind_the_blocks_own() -
     assert _sources(verdict_event) == [("draft", 0, 2), ("target", None, None)]
 
 
+def test_a_token_that_an_earlier_run_proposed_is_its_last_proposals() -> None:
+    log, ids = Log(), _ids("abc")
+    log.events.add_block(Block(0, 0, ids[2:], guessed_places=(0,)), 0)
+    log.events.add_verdict(Verdict(1, 0, ids[:1], 1, 0, is_rejection=True), 0, num_tokens=1)
+    log.events.add_block(Block(1, 1, ids[:1], branches=(Branch(0, (ids[0], ids[2])),)), 0)
+    log.events.add_verdict(Verdict(1, 1, ids[2:], 1, 1), 0, num_tokens=2)
+    *_, verdict = log.take()
+    assert _sources(verdict) == [("draft", 1, 1)]
+
+
 def test_tokens_behind_a_stop_string_are_left_out() -> None:
     log, ids = Log(), _ids("abc")
     log.events.add_verdict(Verdict(0, 0, ids[:1]), 0, num_tokens=1)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from gateway.answer.report import AnswerRecord
-from gateway.common.baseline import Baseline, Calibration
+from gateway.common.baseline import Baseline, Calibration, OneRowTimes, context_range
 from hippo.types import PromptInfo, Timing, Verdict
 
 MS = 1_000_000
@@ -14,7 +14,10 @@ MS = 1_000_000
 def _baseline(*steps: tuple[int, int]) -> Baseline:
     """Learnt from (context length, milliseconds) pairs."""
     baseline = Baseline()
-    baseline.learn_steps([(duration_ms * MS, context) for context, duration_ms in steps], now_ns=1)
+    for context, duration_ms in steps:
+        sums = OneRowTimes()
+        sums.add_step(duration_ms * MS, context)
+        baseline.learn_steps({context_range(context): sums}, now_ns=1)
     return baseline
 
 
@@ -32,7 +35,7 @@ def test_the_first_token_is_no_part_of_the_decoding() -> None:
 
 def test_old_steps_are_forgotten_at_last() -> None:
     baseline = _baseline((100, 10))
-    baseline.learn_steps([(2 * MS, 100)] * 20_000, now_ns=2)
+    baseline.learn_steps({0: OneRowTimes(5000, 10_000 * MS, 500_000)}, now_ns=2)
     assert baseline.step_ns(100) == pytest.approx(2 * MS)
 
 
@@ -59,7 +62,7 @@ def test_only_steps_of_a_stretch_without_the_draft_are_learnt_from() -> None:
     ):
         verdict = _verdict(index, num_draft_tokens=num_draft_tokens)
         record.add_verdict(verdict, next(times) * MS, is_alone=is_alone)
-    assert record.alone_steps == [(10 * MS, 101), (10 * MS, 104)]
+    assert record.alone_steps == {0: OneRowTimes(2, 20 * MS, 101 + 104)}
     assert record.intervals_ns == [10 * MS] * 5
 
 

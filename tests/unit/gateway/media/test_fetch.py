@@ -160,6 +160,7 @@ async def test_a_domain_of_other_letters_is_allowed_by_either_of_its_names(
     [
         ("", MediaError, "status 302"),
         ("Location: http://[::1\r\n", MediaError, "cannot be fetched"),
+        ("Location: http:////].[h+\r\n", MediaError, "an address that is malformed"),
         ("Location: http://a.example/clip.mp4\r\n", ForbiddenError, "'a.example' is not on this"),
         ("Location: http://localhost/clip.mp4\r\n", ForbiddenError, "'localhost' is not on this"),
     ],

@@ -227,6 +227,11 @@ def test_several_processes_share_the_work(plan: TrainingPlan) -> None:
         run_training(plan)
 
 
+def test_a_state_of_an_earlier_version_is_read(tmp_path: Path) -> None:
+    torch.save({"state": {"step": 3, "first_traces": []}}, tmp_path / "state.pt")
+    assert read_state(tmp_path).step == 3
+
+
 def test_a_damaged_file_is_named(plan: TrainingPlan) -> None:
     (plan.folder / "state.pt").write_bytes(b"nothing")
     with pytest.raises(HippoError, match=r"state\.pt is damaged"):

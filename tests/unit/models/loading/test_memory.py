@@ -108,6 +108,13 @@ class TestSums:
         with pytest.raises(ModelLoadError, match=advice):
             check(**changes)
 
+    def test_packing_counts_before_loading_and_not_beside_the_slots(self) -> None:
+        with pytest.raises(ModelLoadError):
+            check(packing_bytes=200 * MIB)
+        given, sizes = plan(num_slots=None), needs(work_bytes=15 * MIB, packing_bytes=60 * MIB)
+        left = memory.left_for_slots(given, sizes)
+        assert memory.fitting_slots(given, sizes, left) == (100 - 15) // 10
+
     def test_a_budget_counts_what_the_process_has_already(self) -> None:
         check(budget_bytes=260 * MIB)
         with pytest.raises(ModelLoadError, match=r"--memory-gib leaves 0\.19 GiB"):

@@ -92,7 +92,7 @@ def sizes_of(folder, dtype, names):
     (needs,) = seen
     return {
         "weights": needs.weight_bytes,
-        "computed": needs.weight_bytes + needs.slot_bytes + needs.work_bytes,
+        "computed": needs.weight_bytes + needs.slot_bytes + max(needs.work_bytes, needs.packing_bytes),
         "peak": max(peaks) - before,
     }
 

@@ -250,6 +250,10 @@ def test_weights_take_the_bytes_of_their_form() -> None:
     assert size(INT4) == shape.weight_bytes()  # dequantised
     assert 39 < size(None, quantization="nf4") / GIB < 41
     assert 70 < size(None, quantization="int8") / GIB < 72
+    packed, half = Packed(name="awq", settings={}, bits=4.25), shape.num_parameters
+    assert packed.layer_bits(checkpoint(None), shape, 2) == 4.25
+    # Half of the weights of the layers were left in 16 bits.
+    assert packed.layer_bits(checkpoint(None, num_floats=half), shape, 2) > 4.25
 
 
 @pytest.mark.skipif(not has_packages(), reason="compressed-tensors is not installed")
