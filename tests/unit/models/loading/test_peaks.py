@@ -90,9 +90,10 @@ def sizes_of(folder, dtype, names):
         ended.set()
         watcher.join()
     (needs,) = seen
+    work = max(needs.work_bytes, needs.packing_bytes)
     return {
         "weights": needs.weight_bytes,
-        "computed": needs.weight_bytes + needs.slot_bytes + max(needs.work_bytes, needs.packing_bytes),
+        "computed": needs.weight_bytes + needs.slot_bytes + work,
         "peak": max(peaks) - before,
     }
 
