@@ -90,12 +90,9 @@ def sizes_of(folder, dtype, names):
         ended.set()
         watcher.join()
     (needs,) = seen
-    work = max(needs.work_bytes, needs.packing_bytes)
-    return {
-        "weights": needs.weight_bytes,
-        "computed": needs.weight_bytes + needs.slot_bytes + work,
-        "peak": max(peaks) - before,
-    }
+    held, work = needs.weight_bytes, max(needs.work_bytes, needs.packing_bytes)
+    computed = held + needs.slot_bytes + work
+    return {"weights": held, "computed": computed, "peak": max(peaks) - before}
 
 check_fits = pretrained.check_fits
 print(json.dumps({
