@@ -236,6 +236,7 @@ class Timing:
     num_sequences: int = 0  # in the forward, including this sequence; 0: unknown
     num_batch_rows: int = 0  # rows of all sequences in the forward
     vision_ns: int = 0  # part of a prefill's forward_ns that the vision tower took
+    helper_ns: int = 0  # of a prefill: how long the prefill helper worked, from its begin on
 
 
 @dataclass(frozen=True, slots=True)

@@ -125,6 +125,8 @@ class VerdictEvent(Described):
     """Device time; of a prefill the vision tower's included."""
     vision: float = 0.0
     """Of a prefill: the vision tower's part."""
+    helper: float = 0.0
+    """Of a prefill: how long the prefill helper, on the draft's device, ran layers of it."""
     wait: float
     """How long the device waited for draft tokens before."""
     between: float

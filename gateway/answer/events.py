@@ -138,6 +138,7 @@ class EventLog:
         times = _device_times(timing)
         if verdict.start_index == 0:
             times["vision"] = ms(timing.vision_ns)
+            times["helper"] = ms(timing.helper_ns)
         count = max(num_tokens - verdict.start_index, 0)
         self._epoch = max(self._epoch, verdict.epoch)
         event = VerdictEvent(

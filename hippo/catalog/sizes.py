@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 
 from hippo.catalog.public_models import Tower
@@ -92,6 +92,21 @@ class ModelShape:
     tower: Tower
     layer_bits: float | None = None  # for a layer's weight with its scales; None: not quantised
     experts: Experts | None = None
+
+    def first_layers(self, num_layers: int) -> ModelShape:
+        """Returns the shape of the model's first layers, with embeddings and tower."""
+        share = num_layers / self.num_layers
+        shared = round(share * self.num_shared_parameters)
+        experts = self.experts
+        if experts is not None:
+            experts = replace(experts, num_layers=round(share * experts.num_layers))
+        return replace(
+            self,
+            num_parameters=self.num_parameters - self.num_shared_parameters + shared,
+            num_shared_parameters=shared,
+            num_layers=num_layers,
+            experts=experts,
+        )
 
     @property
     def _largest_experts(self) -> int:

@@ -50,7 +50,8 @@ class StackOptions:
     draft_quantization: str | None = None
     max_context_length: int | None = None  # both models'; None: as the memory allows
     target_core: int | None = None
-    draft_core: int | None = None  # core of draft and gateway
+    draft_core: int | None = None  # core of draft, gateway and prefill helper
+    prefill_helper_layers: str = "0"  # of the target that a helper on the draft's device runs
     host: str = "127.0.0.1"  # the gateway's; the services listen on the loopback interface
     port: int = 8000
     target_port: int = 0
@@ -237,6 +238,12 @@ class Stack:
                 "shared-frames-dir": self._frames and self._frames.name,
                 "allowed-local-media-path": f"{self._uploads},{paths}",
             }
+            if is_target and options.prefill_helper_layers != "0":
+                flags |= {
+                    "prefill-helper-layers": options.prefill_helper_layers,
+                    "prefill-helper-device": options.draft_device,
+                    "prefill-helper-core": options.draft_core,
+                }
         given = [(f"--{flag}", str(value)) for flag, value in flags.items() if value is not None]
         return [*itertools.chain(*given), *getattr(options, f"{name}_args")]
 

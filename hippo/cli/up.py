@@ -23,6 +23,7 @@ _WATCH_S = 0.2
 _NAME_COLUMN = 16  # where text log lines have the service's name
 _FIRST_PAUSE_S = 1.0  # before a draft that has ended is started again
 _LONGEST_PAUSE_S = 60.0
+_WITHOUT_HELPER = ("--tensor-parallel", "--deterministic", "--prefill-helper")
 _GPU_NODES = ("/dev/nvidia0", "/dev/nvidiactl")
 
 HELP = "start draft, target and gateway on this machine"
@@ -110,6 +111,13 @@ def add_stack_arguments(
         metavar="DIR",
         help="directories, separated by commas, whose files requests may name by path",
     )
+    group.add_argument(
+        "--prefill-helper-layers",
+        metavar="N",
+        help="first layers of the target that the draft's device runs of long prompts, so that the "
+        "first token comes sooner: a number, auto (half, if they fit), or 0 for none (default: "
+        "auto if target and draft have a device, or a core, each)",
+    )
     group.add_argument("--no-pin", action="store_true", help="pin nothing to cores by default")
     group.add_argument("--served-name", default="hippo", metavar="NAME", help="model name in REST")
     group.add_argument(
@@ -142,12 +150,28 @@ def stack_options(arguments: argparse.Namespace) -> StackOptions:
         on_cpu = on_cpu and not any("cuda" in flag for flag in arguments.target_args)
     elif not arguments.no_pin:
         cores = default_cores(options.target_device, options.draft_device)
-    return replace(
+    options = replace(
         options,
         dtype=arguments.dtype or ("float32" if on_cpu else "auto"),
         target_core=cores[0] if arguments.target_core is None else arguments.target_core,
         draft_core=cores[1] if arguments.draft_core is None else arguments.draft_core,
     )
+    if arguments.prefill_helper_layers is None and _can_have_helper(options):
+        return replace(options, prefill_helper_layers="auto")
+    return options
+
+
+def _can_have_helper(options: StackOptions) -> bool:
+    """Whether the draft's device can run a part of the target's prefill at the same time."""
+    if any(flag.startswith(_WITHOUT_HELPER) for flag in options.target_args):
+        return False
+    devices, cores = (
+        (options.target_device, options.draft_device),
+        (options.target_core, options.draft_core),
+    )
+    if all(device.startswith("cuda") for device in devices):
+        return devices[0] != devices[1]
+    return devices == ("cpu", "cpu") and None not in cores and cores[0] != cores[1]
 
 
 def run(arguments: argparse.Namespace) -> int:

@@ -124,6 +124,10 @@ class Engine:
     def start_job(self, sequence: EngineSequence, job: Job) -> None:
         self.jobs.add_job(sequence, job, num_tokens=sequence.prompt.length)
 
+    @property
+    def is_decoding(self) -> bool:
+        return any(sequence.ready_ns for sequence in self._sequences)
+
     def take_over_rows(
         self, sequence: EngineSequence, rows: CachedRows, *, most: int | None = None
     ) -> int:
@@ -147,7 +151,7 @@ class Engine:
     ) -> None:
         [(token_ids, notes)] = sample_steps([Work(sequence, PROMPT_STEP)], logits[None])
         sequence.held = rows
-        self.counters.count_prefill(len(rows), num_reused)
+        self.counters.count_prefill(len(rows), num_reused, sequence.help)
         self._thread.handle_inbox()
         if sequence.is_closed:
             return
@@ -159,6 +163,7 @@ class Engine:
             num_rows=len(rows) - num_reused,
             context_length=num_reused,
             vision_ns=sequence.vision_ns,
+            helper_ns=0 if sequence.help is None else sequence.help.helper_ns,
         )
         if sequence.sends_prefill_timing:
             self.emit_message(sequence, timing)

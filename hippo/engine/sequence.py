@@ -14,7 +14,7 @@ from hippo.engine.bounded import VisionCache
 from hippo.engine.prompts import ReadPrompt
 from hippo.engine.slots import SlotPool
 from hippo.engine.spans import Stages
-from hippo.models.interface.base import Prompt, StepPlan, VideoLanguageModel
+from hippo.models.interface.base import PrefillHelp, Prompt, StepPlan, VideoLanguageModel
 from hippo.models.interface.content import CachedRows, no_rows
 from hippo.rpc.queue import StreamQueue
 from hippo.sampling.sampler import TokenSampler
@@ -44,6 +44,10 @@ class SequenceHost(Protocol):
 
     @property
     def vision_cache(self) -> VisionCache: ...
+
+    @property
+    def is_decoding(self) -> bool:
+        """Whether a sequence's prefill is over, so that forwards run beside others' prefills."""
 
     def start_job(self, sequence: EngineSequence, job: Job) -> None:
         """Queues device work whose pieces run between two forwards."""
@@ -114,6 +118,7 @@ class EngineSequence(ABC):
         self.is_closed = False
         self.job_ns = 0  # device time of its prefill, without the piece in progress
         self.piece_began_ns = 0  # start of the piece in progress, or of the last one
+        self.help: PrefillHelp | None = None
         self.vision_ns = 0  # the part of it that the vision tower took
         self.wait_ns = 0  # idle time of the device since the last take_wait_ns
         self.began_ns = 0  # start of its first device work

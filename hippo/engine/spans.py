@@ -83,6 +83,7 @@ class StreamRecord:
                 "hippo.num_cached_tokens": timing.context_length,
                 "hippo.prefill_queue_ms": timing.queue_ns / 1e6,
                 "hippo.prefill_device_ms": timing.forward_ns / 1e6,
+                "hippo.prefill_helper_ms": timing.helper_ns / 1e6,
             }
         )
 

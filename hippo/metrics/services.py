@@ -31,6 +31,16 @@ PREFILL_ROWS = counter(
 REUSED_ROWS = counter(
     "hippo_prefill_cached_tokens", "Prompt tokens that prefills reused from a slot."
 )
+HELPED_PREFILLS = counter(
+    "hippo_helped_prefills", "Prefills of which the prefill helper ran a part of the layers."
+)
+HELPED_ROWS = counter(
+    "hippo_helped_prefill_tokens", "Prompt tokens that passed the helper's layers on its device."
+)
+SAVED_TIME = counter(
+    "hippo_helped_prefill_saved_seconds",
+    "Time that helped prefills took less than the same tokens in the last prefill without help.",
+)
 VISION_CACHE_HITS = counter(
     "hippo_vision_cache_hits",
     "Videos and images of prompts whose features were in the vision cache.",

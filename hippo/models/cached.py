@@ -11,13 +11,14 @@ import torch
 
 from hippo.catalog.sizes import CHUNK_ROWS as _CHUNK_ROWS
 from hippo.errors import ContextLengthError
-from hippo.models.attention.parts import AttentionPlan, ChunkMask, plan_sequence
+from hippo.models.attention.parts import AttentionPlan, plan_chunks
 from hippo.models.attention.rows import PlacedRows, layer_groups
 from hippo.models.attention.tap import AlignmentScorer, AttentionScorer, Scorer
 from hippo.models.families.family import Family
 from hippo.models.interface.base import (
     AttentionTap,
     FeatureCache,
+    PrefillHelp,
     Prompt,
     SequenceRows,
     StepPlan,
@@ -127,6 +128,7 @@ class CachedModel:
         kept: torch.Tensor | None,
         tap: AttentionTap | None = None,
         num_reused: int = 0,
+        help: PrefillHelp | None = None,
     ) -> Generator[torch.Tensor | None]:
         """See VideoLanguageModel.prefill; each layer group takes a long prompt in chunks.
 
@@ -139,7 +141,7 @@ class CachedModel:
             hidden, rotary, added = self._prompt_rows(prompt, visual, kept, num_reused)
             del visual  # the caller may free it from here on
             self._begin_slot(slot, prompt, num_reused + hidden.shape[0])
-            tapped = chunks = self._chunks(slot, num_reused, hidden.shape[0])
+            tapped = chunks = self._chunks(slot, num_reused, hidden.shape[0], _CHUNK_ROWS)
             scorer = None
             if tap is not None:
                 assert kept is None, "scores are about all visual tokens"
@@ -162,7 +164,7 @@ class CachedModel:
                 yield None
         with torch.inference_mode():
             logits = self._stack.logits(hidden[-1:])[0]
-        self._slots[slot] = _Slot(num_reused + hidden.shape[0], prompt.next_position)
+        self._finish_slot(slot, prompt, num_reused + hidden.shape[0])
         yield logits
 
     def _make_scorer(self, tap: AttentionTap, prompt: Prompt, slot: int, num_reused: int) -> Scorer:
@@ -222,6 +224,10 @@ class CachedModel:
         if num_positions > self._rotary_table.shape[0]:  # steps need not extend the table then
             self._rotary_table = self._text_rotary(num_positions)
 
+    def _finish_slot(self, slot: int, prompt: Prompt, num_cached: int) -> None:
+        """Marks a slot as filled with a prompt of ``num_cached`` cached rows."""
+        self._slots[slot] = _Slot(num_cached, prompt.next_position)
+
     def _prompt_rows(
         self,
         prompt: Prompt,
@@ -261,31 +267,18 @@ class CachedModel:
         return hidden, self._rotary(positions), added
 
     def _chunks(
-        self, slot: int, num_reused: int, num_rows: int
+        self, slot: int, num_reused: int, num_rows: int, chunk_rows: int
     ) -> list[tuple[slice, AttentionPlan]]:
         """Cuts the ``num_rows`` rows to run into chunks, and returns each with its step."""
-        end = num_reused + num_rows
-        chunks = []
-        starts = range(num_reused, end, _CHUNK_ROWS)
-        mask = None
-        if starts[-1] > 0 and not self._eager.has_flash:
-            mask = ChunkMask(
-                self._cache, num_rows=min(_CHUNK_ROWS, num_rows), last_start=starts[-1]
-            )
-        for start in starts:
-            rows = slice(start - num_reused, min(start - num_reused + _CHUNK_ROWS, num_rows))
-            sequence = plan_sequence(
-                self._cache,
-                slot,
-                first_row=0,
-                start=start,
-                num_rows=rows.stop - rows.start,
-                groups=self._stack.groups,
-                chunk_mask=mask,
-                is_flash=self._eager.has_flash,
-            )
-            chunks.append((rows, AttentionPlan((sequence,), self._cache.dtype)))
-        return chunks
+        return plan_chunks(
+            self._cache,
+            slot,
+            start=num_reused,
+            num_rows=num_rows,
+            chunk_rows=chunk_rows,
+            groups=self._stack.groups,
+            is_flash=self._eager.has_flash,
+        )
 
     def _text_rotary(self, length: int) -> torch.Tensor:
         """Returns rotary factors of text positions ``0:length``, which are equal on all axes."""

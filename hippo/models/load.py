@@ -19,7 +19,7 @@ from hippo.models.interface.base import VideoLanguageModel
 from hippo.models.interface.checkpoint import Checkpoint, Progress, find_checkpoint
 from hippo.models.interface.plan import LoadPlan
 from hippo.models.loading.placement import device_of
-from hippo.models.loading.pretrained import build, read_model
+from hippo.models.loading.pretrained import Pretrained, build, read_model
 from hippo.models.loading.quantization import find_quantization
 from hippo.models.loading.resolve import resolve
 
@@ -52,6 +52,16 @@ def load_model(
     ModelLoadError if the checkpoint is missing, gated, unreachable, damaged, of an unsupported
     architecture or too large for the device, or if the device is not available.
     """
+    model = CachedModel(*load_parts(plan, progress=progress, shards=shards))
+    if progress is not None:
+        progress("loading", 1.0)
+    return model
+
+
+def load_parts(
+    plan: LoadPlan, *, progress: Progress | None = None, shards: Shards | None = None
+) -> tuple[Pretrained, Family]:
+    """Returns what load_model makes a model of: the loaded checkpoint, and its family."""
     report = progress or (lambda _stage, _share: None)
     device = device_of(plan, shards)
     if device.type == "cuda":
@@ -68,9 +78,7 @@ def load_model(
     weights = read_model(
         resolved, lambda share: report("loading", _READ_FROM + (_READ_TO - _READ_FROM) * share)
     )
-    model = CachedModel(build(resolved, weights), family)
-    report("loading", 1.0)
-    return model
+    return build(resolved, weights), family
 
 
 def check_form(plan: LoadPlan, device: torch.device, checkpoint: Checkpoint) -> None:

@@ -21,6 +21,7 @@ from dataclasses import dataclass, replace
 import torch
 
 from hippo.models.interface.base import AttentionTap, Prompt, StepPlan
+from hippo.parallel.help import Abandon, HelpWith, Setup
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +68,9 @@ class Stop:
     """Leave the process group and exit."""
 
 
-Command = BeginPrefill | Advance | Drop | Call | Stop
+RankCommand = BeginPrefill | Advance | Drop | Call | Stop
+HelperCommand = Setup | HelpWith | Abandon | Stop
+Command = RankCommand | HelperCommand
 
 
 def without_pixels(prompt: Prompt) -> Prompt:

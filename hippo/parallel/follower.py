@@ -18,6 +18,7 @@ from pathlib import Path
 
 from hippo.base.subprocesses import end_with_parent
 from hippo.models.interface.plan import LoadPlan
+from hippo.parallel.commands import Stop
 
 
 class _Reports(logging.Handler):
@@ -52,7 +53,8 @@ def main(argv: Sequence[str]) -> int:
     try:
         plan: LoadPlan = commands.recv()
         root.setLevel(plan.log_level.upper())
-        _run(plan, rank, rendezvous, commands, reports)
+        run = _run if plan.first_layers is None else _help
+        run(plan, rank, rendezvous, commands, reports)
     except HippoError as error:
         reports.send_report("failed", error.message)
         return 1
@@ -85,6 +87,33 @@ def _run(
     reports.send_report("ready")
     follow(model, group, commands.recv)
     group.close()
+
+
+def _help(
+    plan: LoadPlan, rank: int, rendezvous: str, commands: Connection, reports: _Reports
+) -> None:
+    """Runs a prefill helper."""
+    import torch
+
+    from hippo.engine.cpu import prepare_cpu
+    from hippo.models.load import load_parts
+    from hippo.models.loading.resolve import import_transformers
+    from hippo.parallel.helper import PrefillHelper
+    from hippo.parallel.link import Link
+
+    prepare_cpu(plan.cpu_core, plan.num_threads)
+    import_transformers().logging.set_verbosity_error()  # the model's process warns
+    setup = commands.recv()  # while the model's process has loaded its layers
+    if isinstance(setup, Stop):
+        return
+    loaded, _ = load_parts(setup.plan)
+    reports.send_report("ready")
+    link = Link(rendezvous, rank, torch.device(plan.device), has_nccl=setup.has_nccl)
+    helper = PrefillHelper(loaded, link, commands)
+    del loaded  # tower, embeddings and head, which the helper does not need
+    helper.warm_up()
+    helper.serve()
+    link.close()
 
 
 def _log_progress(stage: str, share: float) -> None:

@@ -24,7 +24,8 @@ _STOP_SECONDS = 10.0
 
 
 class FollowerProcesses:
-    """Starts one process for each rank other than 0, which loads its part of ``plan``.
+    """Starts one process for each rank other than 0, which loads its part of ``plan``, or a prefill
+    helper's process, if the plan is of first layers.
 
     ``lost`` is set when a process ends unexpectedly. ``stop`` and ``wait_ended`` end the processes;
     they also exit when this process ends.
@@ -35,7 +36,7 @@ class FollowerProcesses:
         self._is_closing = False
         self._followers: list[_Follower] = []
         try:
-            for rank in range(1, plan.tensor_parallel):
+            for rank in range(1, 2 if plan.first_layers else plan.tensor_parallel):
                 self._followers.append(_Follower(plan, rank, rendezvous, self))
         except OSError as error:
             self.stop()
@@ -56,7 +57,7 @@ class FollowerProcesses:
             try:
                 follower.commands.send_bytes(message)
             except OSError:
-                raise UnavailableError(f"rank {follower.rank} has gone") from None
+                raise UnavailableError(f"{follower.name} has gone") from None
 
     def give_up(self, error: HippoError) -> None:
         """Sets ``lost``, unless it is set, and kills the processes; does nothing after ``stop``."""
@@ -88,7 +89,7 @@ class _Follower:
     def __init__(
         self, plan: LoadPlan, rank: int, rendezvous: str, owner: FollowerProcesses
     ) -> None:
-        self.rank = rank
+        self.name = "the prefill helper" if plan.first_layers else f"rank {rank}"
         self.is_ready = threading.Event()  # or has ended
         self._owner = owner
         self._failure = ""
@@ -102,9 +103,7 @@ class _Follower:
             with contextlib.suppress(BrokenPipeError):  # it has ended: _listen tells how
                 self.commands.send(plan)
             on_failure.pop_all()
-        self._listener = threading.Thread(
-            target=self._listen, name=f"rank-{self.rank}", daemon=True
-        )
+        self._listener = threading.Thread(target=self._listen, name=f"rank-{rank}", daemon=True)
         self._listener.start()
 
     def end(self) -> None:
@@ -126,7 +125,7 @@ class _Follower:
                 kind, *rest = self._reports.recv()
                 if kind == "log":
                     level, text = rest
-                    _log.log(level, "rank %d: %s", self.rank, text)
+                    _log.log(level, "%s: %s", self.name, text)
                 elif kind == "failed":
                     (self._failure,) = rest
                 else:
@@ -138,11 +137,11 @@ class _Follower:
 
     def _error(self, code: int, was_ready: bool) -> HippoError:
         if self._failure and not was_ready:
-            return ModelLoadError(f"rank {self.rank}: {self._failure}")
+            return ModelLoadError(f"{self.name}: {self._failure}")
         if self._failure:
-            return UnavailableError(f"rank {self.rank} failed: {self._failure}")
+            return UnavailableError(f"{self.name} failed: {self._failure}")
         how = f"was ended by {signal.Signals(-code).name}" if code < 0 else f"ended ({code})"
-        return UnavailableError(f"the process of rank {self.rank} {how}")
+        return UnavailableError(f"the process of {self.name} {how}")
 
 
 def _start(

@@ -12,6 +12,7 @@ from hippo.errors import HippoError, UnavailableError
 from hippo.models.interface.base import (
     AttentionTap,
     DelegatingModel,
+    PrefillHelp,
     Prompt,
     StepPlan,
     VideoLanguageModel,
@@ -23,6 +24,7 @@ from hippo.parallel.commands import (
     Call,
     Command,
     Drop,
+    RankCommand,
     Stop,
     without_pixels,
 )
@@ -55,6 +57,7 @@ class ParallelModel(DelegatingModel):
         kept: torch.Tensor | None,
         tap: AttentionTap | None = None,
         num_reused: int = 0,
+        help: PrefillHelp | None = None,
     ) -> Generator[torch.Tensor | None]:
         """See VideoLanguageModel.prefill; every rank reuses the same rows."""
         number = next(self._numbers)
@@ -121,7 +124,7 @@ class ParallelModel(DelegatingModel):
         self._followers.send_command(command)
 
 
-def follow(model: VideoLanguageModel, group: RankGroup, receive: Callable[[], Command]) -> None:
+def follow(model: VideoLanguageModel, group: RankGroup, receive: Callable[[], RankCommand]) -> None:
     """Runs rank 0's commands on this rank's part until Stop."""
     prefills: dict[int, tuple[Generator[torch.Tensor | None], AttentionTap | None]] = {}
     while not isinstance(command := receive(), Stop):

@@ -745,6 +745,7 @@ class Timing(_message.Message):
     NUM_SEQUENCES_FIELD_NUMBER: _builtins.int
     NUM_BATCH_ROWS_FIELD_NUMBER: _builtins.int
     VISION_NS_FIELD_NUMBER: _builtins.int
+    HELPER_NS_FIELD_NUMBER: _builtins.int
     queue_ns: _builtins.int
     """From arrival to the start of device work."""
     forward_ns: _builtins.int
@@ -761,6 +762,8 @@ class Timing(_message.Message):
     """Rows of all of them; 0: not said."""
     vision_ns: _builtins.int
     """Of a prefill: the part of forward_ns that the vision tower took."""
+    helper_ns: _builtins.int
+    """Of a prefill: how long the prefill helper worked, from the layers' begin on."""
     def __init__(
         self,
         *,
@@ -772,10 +775,11 @@ class Timing(_message.Message):
         num_sequences: _builtins.int = ...,
         num_batch_rows: _builtins.int = ...,
         vision_ns: _builtins.int = ...,
+        helper_ns: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["context_length", b"context_length", "forward_ns", b"forward_ns", "num_batch_rows", b"num_batch_rows", "num_rows", b"num_rows", "num_sequences", b"num_sequences", "queue_ns", b"queue_ns", "vision_ns", b"vision_ns", "wait_ns", b"wait_ns"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["context_length", b"context_length", "forward_ns", b"forward_ns", "helper_ns", b"helper_ns", "num_batch_rows", b"num_batch_rows", "num_rows", b"num_rows", "num_sequences", b"num_sequences", "queue_ns", b"queue_ns", "vision_ns", b"vision_ns", "wait_ns", b"wait_ns"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

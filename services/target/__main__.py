@@ -25,17 +25,26 @@ def main(argv: Sequence[str], env: Mapping[str, str]) -> int:
         )
         # Imported here, because --help and a wrong flag need not wait for torch.
         with needs_extra("engine", "the target service"):
-            from hippo.service.process import run_process
+            from hippo.service.process import ModelSource, run_process
             from services.target.servicer import build_service
     except HippoError as error:
         sys.stderr.write(f"error: {error.message}\n")
         return 2
 
-    source = None
+    source: ModelSource | None = None
     if settings.tensor_parallel > 1:
         from hippo.parallel.source import ParallelSource
 
         source = ParallelSource(settings.load_plan)
+    elif settings.has_helper:
+        from hippo.parallel.help_source import HelpedSource
+
+        source = HelpedSource(
+            settings.load_plan,
+            settings.helper_plan,
+            num_layers=settings.prefill_helper_layers,
+            score_layers=settings.score_layers,
+        )
     return run_process("target", lambda: build_service(settings), settings, settings.port, source)
 
 

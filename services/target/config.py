@@ -55,10 +55,41 @@ class TargetSettings(EngineSettings):
         (), help="with --tensor-parallel: one core for each rank's process"
     )
 
+    prefill_helper_layers: int | None = setting(
+        0,
+        help="first layers of the model that a prefill helper, a process on "
+        "--prefill-helper-device, runs of long prompts while this one runs the others; auto: half "
+        "of the layers, at least those that score visual tokens, if they fit; 0: no helper",
+        least=0,
+    )
+    prefill_helper_device: str = setting(
+        "", help="device of the prefill helper, usually the draft's; default: --device"
+    )
+    prefill_helper_core: int | None = setting(
+        None, help="pin the prefill helper to this CPU core", least=0
+    )
+
     def __post_init__(self) -> None:
         if any(not core.isdecimal() for core in self.cpu_cores):
             raise SettingsError(f"--cpu-cores {','.join(self.cpu_cores)}: expected numbers")
         EngineSettings.__post_init__(self)
+        if self.has_helper and (self.tensor_parallel > 1 or self.deterministic):
+            other = "--tensor-parallel" if self.tensor_parallel > 1 else "--deterministic"
+            raise SettingsError(
+                f"--prefill-helper-layers and {other} do not go together: leave one of them out"
+            )
+
+    @property
+    def has_helper(self) -> bool:
+        """Whether a prefill helper is started."""
+        return self.prefill_helper_layers != 0
+
+    @property
+    def helper_plan(self) -> LoadPlan:
+        """How the prefill helper loads the model's first layers."""
+        return self.load_plan.for_helper(
+            device=self.prefill_helper_device or self.device, cpu_core=self.prefill_helper_core
+        )
 
     @property
     def load_plan(self) -> LoadPlan:

@@ -8,7 +8,12 @@ from hippo.engine.sequence import EngineSequence, Job, SequenceHost
 from hippo.engine.slots import SlotPool
 from hippo.errors import InvalidRequestError, ModelLoadError
 from hippo.models.attention.tap import most_reused
-from hippo.models.interface.base import Prompt, VideoLanguageModel, prunable_embeddings
+from hippo.models.interface.base import (
+    PrefillHelp,
+    Prompt,
+    VideoLanguageModel,
+    prunable_embeddings,
+)
 from hippo.models.interface.content import has_visual_from
 from hippo.pruning.select import (
     DEFAULT_OPTIONS,
@@ -18,7 +23,7 @@ from hippo.pruning.select import (
     needs_features,
 )
 from hippo.speculation.verifier import Verifier
-from hippo.types import OpenRequest, PromptInfo, Pruning
+from hippo.types import TARGET_ONLY, OpenRequest, PromptInfo, Pruning
 from services.target.selection import (
     ScoredSelection,
     bounded_pruning,
@@ -119,7 +124,11 @@ class TargetSequence(EngineSequence):
                 tap=tap,
                 options=self._scoring.options_for(pruning),
             )
-        pieces = model.prefill(self.slot, self.prompt, visual, None, tap, num_reused)
+        if not host.is_decoding and self.request.pace != TARGET_ONLY:
+            self.help = PrefillHelp()
+        pieces = model.prefill(
+            self.slot, self.prompt, visual, None, tap, num_reused, help=self.help
+        )
         visual = None
         logits = yield from self.run_prefill(
             pieces, after_piece=lambda: self._tell_selection(host, selection)

@@ -116,6 +116,11 @@ class KeyValueCache:
         stretch = self._data[:, slot, :, :, None, :end]
         return stretch[:, 0].unbind(0), stretch[:, 1].unbind(0)
 
+    def first_layers(self, num_layers: int, slot: int, start: int, end: int) -> torch.Tensor:
+        """Returns a view of tokens ``start:end`` in the first layers, ``[num_layers, 2,
+        num_kv_heads, tokens, head_dim]``, keys first."""
+        return self._data[:num_layers, slot, :, :, start:end]
+
     def slot(self, slot: int) -> Views:
         """Returns a view of the whole slot by layer: ``[2, num_kv_heads, places, head_dim]``."""
         views: Views = self._data[:, slot].unbind(0)

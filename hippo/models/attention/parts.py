@@ -198,6 +198,40 @@ def plan_sequence(
     )
 
 
+def plan_chunks(
+    cache: KeyValueCache,
+    slot: int,
+    *,
+    start: int,
+    num_rows: int,
+    chunk_rows: int,
+    groups: int,
+    is_flash: bool,
+) -> list[tuple[slice, AttentionPlan]]:
+    """Cuts a prompt's rows, at cache indices from ``start`` on, into chunks of ``chunk_rows``, and
+    returns the rows of each with its step."""
+    firsts = range(0, num_rows, chunk_rows)
+    mask = None
+    if start + firsts[-1] > 0 and not is_flash:
+        most_rows = min(chunk_rows, num_rows)
+        mask = ChunkMask(cache, num_rows=most_rows, last_start=start + firsts[-1])
+    chunks = []
+    for first in firsts:
+        rows = slice(first, min(first + chunk_rows, num_rows))
+        sequence = plan_sequence(
+            cache,
+            slot,
+            first_row=0,
+            start=start + first,
+            num_rows=rows.stop - first,
+            groups=groups,
+            chunk_mask=mask,
+            is_flash=is_flash,
+        )
+        chunks.append((rows, AttentionPlan((sequence,), cache.dtype)))
+    return chunks
+
+
 def attend(
     query: torch.Tensor, key_value: torch.Tensor, step: AttentionPlan, layer: int, scaling: float
 ) -> torch.Tensor:

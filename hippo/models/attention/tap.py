@@ -97,11 +97,22 @@ class AttentionScorer(Scorer):
 
     def tapped(self, rows: slice, step: AttentionPlan) -> AttentionPlan:
         """See Scorer.tapped."""
-        text = self._text_on_host - self._num_reused
-        own = text[(text >= rows.start) & (text < rows.stop)] - rows.start
+        own = self.text_in(rows)
         if not own.shape[0]:
             return step
         return replace(step, tap=QueryTap(to_device(own, self._cache.device), self._queries))
+
+    def text_in(self, rows: slice) -> torch.Tensor:
+        """Returns the tapped rows of a chunk (int64, on the CPU), counted from its first row."""
+        text = self._text_on_host - self._num_reused
+        own: torch.Tensor = text[(text >= rows.start) & (text < rows.stop)] - rows.start
+        return own
+
+    def add_queries(self, queries: torch.Tensor) -> None:
+        """Adds queries ``[num_tapped_layers, rows, num_heads, head_dim]`` that another device
+        computed of a chunk's tapped rows, as ``tapped`` keeps those computed here."""
+        for layer, of_layer in enumerate(queries):
+            self._queries.setdefault(layer, []).append(of_layer)
 
     def _measure(self, hidden: torch.Tensor, last_layer: int) -> None:
         keys, _ = self._cache.seen(self._slot, self._length)

@@ -122,6 +122,15 @@ class AttentionTap:
         return None if self.layer_scores is None else self.layer_scores.mean(0)
 
 
+@dataclass(slots=True)
+class PrefillHelp:
+    """Allows a prefill the help of another device, and receives what the helper did."""
+
+    num_rows: int = 0  # that the helper has run through its layers
+    helper_ns: int = 0  # from the prefill's begin to the last chunk that the helper sent
+    saved_ns: int = 0  # the time that such a prefill takes without help, less the time it took
+
+
 @dataclass(frozen=True, slots=True)
 class SequenceRows:
     """Completion tokens to feed to one sequence; ``token_ids[k]`` has index ``start_index + k``."""
@@ -229,6 +238,7 @@ class VideoLanguageModel(Protocol):
         kept: torch.Tensor | None,
         tap: AttentionTap | None = None,
         num_reused: int = 0,
+        help: PrefillHelp | None = None,
     ) -> Generator[torch.Tensor | None]:
         """Fills the slot (device thread); yields None after each piece of work, then the logits.
 
@@ -248,6 +258,9 @@ class VideoLanguageModel(Protocol):
 
         A ``tap`` (only with ``kept`` None) has its scores when the piece that completes the tapped
         layers over the whole prompt is yielded. The tap does not change the logits.
+
+        With ``help`` another device may run a part, if the model has a prefill helper
+        (hippo.parallel.helped); what it did is recorded there.
         """
 
     def copy_rows(self, source: int, slot: int, num_rows: int) -> None:

@@ -42,7 +42,7 @@ class LoadPlan:
     the device's kernels need it (ExactRunner.fit_rows), so that a token's logits do not depend on
     the other tokens fed. ``max_pixels`` is the most that the operator allows an image or a frame
     (0: the operator says nothing): memory is planned for it, and a model of one frame size refuses
-    it.
+    it. ``first_layers`` loads only so many of the layers (hippo.parallel.helper; None: all).
     """
 
     model: str
@@ -67,6 +67,7 @@ class LoadPlan:
     prunes: bool = False
     exact_rows: int | None = None
     max_pixels: int = 0
+    first_layers: int | None = None
     log_level: str = "info"  # for the followers' log records
 
     def __post_init__(self) -> None:
@@ -170,6 +171,18 @@ class LoadPlan:
     def core_of(self, rank: int) -> int | None:
         """Returns the core to which a rank's process is pinned; None: it is not pinned."""
         return self.cpu_cores[rank] if self.cpu_cores else self.cpu_core
+
+    def for_helper(self, *, device: str, cpu_core: int | None) -> LoadPlan:
+        """Returns the plan of a prefill helper, whose ``first_layers`` are still to be set."""
+        return replace(
+            self,
+            device=device,
+            cpu_core=cpu_core,
+            num_slots=1,
+            vision_cache_bytes=0,
+            media_cache_bytes=0,
+            cuda_graphs="off",
+        )
 
     def for_followers(self, folder: str, devices: tuple[str, ...]) -> LoadPlan:
         """Returns the followers' plan, for a checkpoint that is in ``folder``.

@@ -67,6 +67,7 @@ def read_model(resolved: Resolved, report: Callable[[float], None]) -> Any:
         form=resolved.form,
         shards=resolved.shards,
         report=report,
+        first_layers=plan.first_layers,
     )
     model.eval().requires_grad_(False)
     if resolved.device.type == "cpu" and (resolved.form is None or not resolved.form.is_kept):

@@ -179,6 +179,9 @@ def resolve(
     else:
         bits = form.layer_bits(checkpoint, shape, working_dtype.itemsize)
         shape = replace(shape, layer_bits=bits)
+    if plan.first_layers is not None:
+        shape = shape.first_layers(plan.first_layers)
+        _shorten(config.text_config, plan.first_layers)
     return Resolved(
         plan=plan,
         checkpoint=checkpoint,
@@ -195,6 +198,13 @@ def resolve(
         shape=shape,
         context_limit=context_limit,
     )
+
+
+def _shorten(text: Any, num_layers: int) -> None:
+    """Changes a text model's configuration to one of its first layers."""
+    text.num_hidden_layers = num_layers
+    if getattr(text, "layer_types", None):
+        text.layer_types = text.layer_types[:num_layers]
 
 
 def import_transformers() -> Any:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import importlib
+import itertools
 import os
+import re
 from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
@@ -22,6 +24,8 @@ if TYPE_CHECKING:
 # and of a quantised cache, because both have their own dtype here.
 _UNUSED_SUFFIXES = (".input_scale", ".input_zero_point", ".output_scale", ".k_scale", ".v_scale")
 
+_LAYER = re.compile(r"\.layers\.(\d+)\.")
+
 Report = Callable[[float], None]
 """Called with the share of the weights that is read."""
 
@@ -36,17 +40,21 @@ def read_weights(
     form: WeightForm | None,
     shards: Shards | None,
     report: Report,
+    first_layers: int | None = None,
 ) -> Any:
     """Returns transformers' model, each weight read straight to the device.
 
     ``model_class`` is a class of transformers, ``config`` its configuration, ``dtype`` the dtype of
-    plain weights. Raises ModelLoadError for weights that are damaged, missing or left over.
+    plain weights. ``first_layers`` says that the configuration has only so many of the layers.
+    Raises ModelLoadError for weights that are damaged, missing or left over.
     """
     options: dict[str, Any] = {"device_map": {"": device}}
     if shards is not None:
         options = shards.loading_options()
     elif form is not None:
         options |= form.loading_options(model_class, config, dtype)
+    if first_layers is not None:
+        options["config"] = config
     is_one_by_one = form is not None and not form.is_kept
     try:
         one_by_one = _sequential() if is_one_by_one else contextlib.nullcontext()
@@ -62,10 +70,23 @@ def read_weights(
         reason = str(error).strip().partition("\n")[0]
         raise ModelLoadError(f"{checkpoint.name}: its weights cannot be read: {reason}") from error
     own_unused = () if form is None else form.unused_suffixes
+    if first_layers is not None:
+        kept = itertools.filterfalse(_is_later(first_layers), problems["unexpected_keys"])
+        problems["unexpected_keys"] = list(kept)
     _check_complete(checkpoint.name, problems, (*_UNUSED_SUFFIXES, *own_unused))
     if form is not None:
         form.prepare_modules(model, dtype)
     return model if shards is None else model.to(device)
+
+
+def _is_later(first_layers: int) -> Callable[[str], bool]:
+    """Returns whether a weight belongs to a decoder layer behind the first ones."""
+
+    def check(key: str) -> bool:
+        found = _LAYER.search(key)
+        return found is not None and int(found[1]) >= first_layers
+
+    return check
 
 
 def _check_complete(name: str, problems: dict[str, Any], unused_suffixes: tuple[str, ...]) -> None:

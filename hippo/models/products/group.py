@@ -28,7 +28,7 @@ class RankGroup:
         self.rank = rank
         self.devices = devices
         self.device = devices[rank]
-        _use_loopback()
+        use_loopback()
         if self.device.type == "cuda":
             torch.cuda.set_device(self.device)
             os.environ["LOCAL_RANK"] = str(self.device.index)  # transformers uses this device
@@ -91,7 +91,7 @@ def backend_for(devices: tuple[torch.device, ...]) -> str:
     return "cpu:gloo,cuda:nccl"
 
 
-def _use_loopback() -> None:
+def use_loopback() -> None:
     """Makes gloo and nccl use the loopback interface, because all ranks are on this machine."""
     for _, name in socket.if_nameindex():
         if name in ("lo", "lo0"):

@@ -20,6 +20,7 @@ from hippo.models.interface.base import (
     AttentionTap,
     DecodedMedia,
     FeatureCache,
+    PrefillHelp,
     Prompt,
     StepPlan,
     VisualItem,
@@ -207,6 +208,7 @@ class ToyModel:
         kept: torch.Tensor | None,
         tap: AttentionTap | None = None,
         num_reused: int = 0,
+        help: PrefillHelp | None = None,
     ) -> Generator[torch.Tensor | None]:
         """A layer is a group. Later visual tokens score higher, whatever the layers tapped.
 

@@ -1,0 +1,156 @@
+"""A prefill helper in a process of its own: it helps, dies, stops and comes back."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import psutil
+import pytest
+import torch
+
+from hippo.errors import ModelLoadError
+from hippo.models.interface.base import AttentionTap, PrefillHelp, Prompt
+from hippo.models.interface.plan import LoadPlan
+from hippo.parallel.help_source import HelpedSource
+from hippo.parallel.helped import HelpedModel
+from tests.support.devices.parallel import followers_of
+from tests.support.models.reference import assert_close, clip, prepare, user
+
+SECONDS = 30.0
+
+
+@contextmanager
+def helped(folder: Path, num_layers: int | None = None) -> Iterator[HelpedModel]:
+    plan = LoadPlan(
+        str(folder), dtype="float32", num_slots=2, max_context_length=2048, num_threads=1
+    )
+    helper = plan.for_helper(device="cpu", cpu_core=None)
+    source = HelpedSource(plan, helper, num_layers=num_layers)
+    try:
+        model = source.load(lambda _stage, _share: None)
+        assert isinstance(model, HelpedModel)
+        yield model
+    finally:
+        source.close()
+        assert followers_of(os.getpid()) == []
+
+
+@pytest.fixture
+def model(target_checkpoint: Path) -> Iterator[HelpedModel]:
+    with helped(target_checkpoint) as model:
+        yield model
+
+
+def helper_of(model: HelpedModel) -> psutil.Process:
+    (process,) = followers_of(os.getpid())
+    return process
+
+
+def long_prompt(model: HelpedModel) -> Prompt:
+    prompt = prepare(model, user(0, "what is in the thing?"), clip(num_frames=64, size=140))
+    assert prompt.length > 512
+    return prompt
+
+
+def prefill(
+    model: HelpedModel,
+    prompt: Prompt,
+    slot: int,
+    *,
+    help: PrefillHelp | None = None,
+    after_piece: Callable[[int], None] = lambda index: None,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The logits, and the scores of visual tokens."""
+    tap, logits = AttentionTap(2), None
+    pieces = model.prefill(slot, prompt, model.embed_visual(prompt), None, tap, 0, help)
+    for index, piece in enumerate(pieces):
+        after_piece(index)
+        logits = piece
+    assert logits is not None and tap.layer_scores is not None
+    return logits, tap.layer_scores
+
+
+def assert_same_with(
+    model: HelpedModel, prompt: Prompt, help: PrefillHelp, after_piece: Callable[[int], None]
+) -> None:
+    alone = prefill(model, prompt, 0)
+    with_help = prefill(model, prompt, 1, help=help, after_piece=after_piece)
+    for expected, actual in zip(alone, with_help, strict=True):
+        assert_close(actual, expected)
+
+
+def wait_until(is_so: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + SECONDS
+    while not is_so():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+def test_it_helps_dies_and_is_not_missed(
+    model: HelpedModel, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(HelpedModel, "patience_s", lambda *_: SECONDS)
+    prompt = long_prompt(model)
+    help = PrefillHelp()
+    assert_same_with(model, prompt, help, lambda index: None)
+    assert help.num_rows == prompt.length
+
+    process, cut = helper_of(model), PrefillHelp()
+
+    def kill(index: int) -> None:
+        if index == 1:
+            process.kill()
+
+    assert_same_with(model, prompt, cut, kill)
+    assert cut.num_rows < prompt.length
+    helper = model.helper
+    assert helper is not None and helper.is_lost
+    wait_until(lambda: "read without it" in caplog.text)
+    last = PrefillHelp()
+    assert_same_with(model, prompt, last, lambda index: None)
+    assert last.num_rows == 0
+
+
+def test_one_that_is_stopped_is_left_alone_and_helps_again_later(
+    model: HelpedModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    prompt, process, help = long_prompt(model), helper_of(model), PrefillHelp()
+
+    def stop(index: int) -> None:
+        if index == 0:
+            process.send_signal(signal.SIGSTOP)
+
+    assert_same_with(model, prompt, help, stop)
+    helper = model.helper
+    assert helper is not None and not helper.is_free and not helper.is_lost
+    assert_same_with(model, prompt, PrefillHelp(), lambda index: None)  # without it
+    process.send_signal(signal.SIGCONT)
+    wait_until(lambda: helper.is_free)
+    monkeypatch.setattr(HelpedModel, "patience_s", lambda *_: SECONDS)
+    again = PrefillHelp()
+    assert_same_with(model, prompt, again, lambda index: None)
+    assert again.num_rows > 0
+
+
+def test_a_prefill_that_is_left_frees_the_helper(model: HelpedModel) -> None:
+    prompt = long_prompt(model)
+    prefill(model, prompt, 0)
+    pieces = model.prefill(1, prompt, model.embed_visual(prompt), None, None, 0, PrefillHelp())
+    next(pieces)
+    pieces.close()
+    helper = model.helper
+    assert helper is not None
+    wait_until(lambda: helper.is_free)
+    help = PrefillHelp()
+    assert_same_with(model, prompt, help, lambda index: None)
+
+
+def test_too_many_layers_are_refused(target_checkpoint: Path) -> None:
+    with pytest.raises(ModelLoadError, match="of which the last stays with the target"):
+        with helped(target_checkpoint, 99):
+            pass

@@ -1,0 +1,145 @@
+"""A prefill with a helper leaves what a prefill alone leaves: logits, cache and scores."""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+from hippo.models.interface.base import (
+    AttentionTap,
+    PrefillHelp,
+    Prompt,
+    SequenceRows,
+    StepPlan,
+)
+from hippo.parallel.helped import HelpedModel
+from tests.support.devices.helper import MemoryLink, helped_model
+from tests.support.models.families import ALL_FAMILIES, write_family
+from tests.support.models.reference import assert_close, clip, image, prepare, user
+
+IDS = tuple(range(40, 45))
+CHUNK_ROWS = 11  # of several chunks, of which the last is shorter
+
+
+@pytest.fixture(autouse=True)
+def short_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("hippo.parallel.help.LEAST_CHUNK_ROWS", CHUNK_ROWS)
+    monkeypatch.setattr(HelpedModel, "patience_s", lambda *_: 60.0)
+
+
+@pytest.fixture(scope="module", params=ALL_FAMILIES)
+def helped(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[tuple[HelpedModel, MemoryLink]]:
+    """A model of each family whose helper has the first layer."""
+    folder = write_family(tmp_path_factory.mktemp("helped") / "tiny", request.param)
+    with helped_model(folder, 1) as model:
+        yield model
+
+
+@pytest.fixture
+def model(helped: tuple[HelpedModel, MemoryLink]) -> HelpedModel:
+    return helped[0]
+
+
+def prefill(
+    model: HelpedModel,
+    slot: int,
+    prompt: Prompt,
+    *,
+    help: PrefillHelp | None = None,
+    tap: AttentionTap | None = None,
+    num_reused: int = 0,
+) -> torch.Tensor:
+    visual = model.embed_visual(prompt)
+    *_, logits = model.prefill(slot, prompt, visual, None, tap, num_reused, help)
+    assert logits is not None
+    return logits
+
+
+def following(model: HelpedModel, slot: int) -> torch.Tensor:
+    """The logits of a block, which reads the whole cache of the slot."""
+    return model.forward(StepPlan((SequenceRows(slot, 0, IDS),))).clone()
+
+
+def wait_until_free(model: HelpedModel) -> None:
+    assert model.helper is not None
+    deadline = time.monotonic() + 20
+    while not model.helper.is_free:
+        assert time.monotonic() < deadline
+        time.sleep(0.005)
+
+
+def several(model: HelpedModel) -> Prompt:
+    return prepare(model, user(0, "what is in", 1, "the thing?", 2), clip(), image(), clip(seed=3))
+
+
+@pytest.mark.parametrize("num_reused", [0, 5])
+@pytest.mark.parametrize(
+    "tap",
+    [None, AttentionTap(1), AttentionTap(1, "causal"), AttentionTap(2)],
+    ids=["no scores", "visual", "causal", "scores of the model's own layers too"],
+)
+def test_help_changes_nothing(
+    model: HelpedModel, tap: AttentionTap | None, num_reused: int
+) -> None:
+    wait_until_free(model)
+    prompt = several(model)
+    taps = [None if tap is None else dataclasses.replace(tap) for _ in range(2)]
+    expected = prefill(model, 0, prompt, tap=taps[0])
+    if num_reused:
+        prefill(model, 1, prompt)
+    help = PrefillHelp()
+    actual = prefill(model, 1, prompt, tap=taps[1], help=help, num_reused=num_reused)
+    assert help.num_rows == prompt.length - num_reused and help.helper_ns > 0
+    assert_close(actual, expected)
+    assert_close(following(model, 1), following(model, 0))
+    if tap is not None:
+        scores = [taps[0].layer_scores, taps[1].layer_scores]  # type: ignore[union-attr]
+        torch.testing.assert_close(scores[1], scores[0], rtol=1e-3, atol=1e-6)
+
+
+def test_scores_come_before_the_model_has_run_its_last_chunks(model: HelpedModel) -> None:
+    wait_until_free(model)
+    prompt, tap = several(model), AttentionTap(1)
+    pieces = model.prefill(0, prompt, model.embed_visual(prompt), None, tap, 0, PrefillHelp())
+    next(pieces)
+    wait_until_free(model)  # the helper has sent all
+    num_pieces = sum(tap.layer_scores is not None for _ in pieces)
+    assert num_pieces > 2  # pieces are run behind the one that has the scores
+
+
+@pytest.mark.parametrize("num_chunks", [0, 1, 3])
+def test_the_model_goes_on_alone_when_the_helper_ends(
+    target_checkpoint: Path, num_chunks: int
+) -> None:
+    """The link breaks behind some chunks."""
+    with helped_model(target_checkpoint, 1) as (model, link):
+        goes_on_alone(model, link, num_chunks)
+
+
+def goes_on_alone(model: HelpedModel, link: MemoryLink, num_chunks: int) -> None:
+    prompt, taps = several(model), [AttentionTap(2), AttentionTap(2)]
+    expected = prefill(model, 0, prompt, tap=taps[0])
+    num_sent = 0
+
+    def count() -> None:
+        nonlocal num_sent
+        num_sent += 1
+        if num_sent == 1 + num_chunks * 3:
+            link._outgoing.put(RuntimeError("the other process has ended"))
+
+    link.before_send = count
+    help = PrefillHelp()
+    actual = prefill(model, 1, prompt, help=help, tap=taps[1])
+    link.before_send = lambda: None
+    assert model.helper is not None and model.helper.is_lost
+    assert help.num_rows < prompt.length
+    assert_close(actual, expected)
+    assert_close(following(model, 1), following(model, 0))
+    torch.testing.assert_close(taps[1].layer_scores, taps[0].layer_scores, rtol=1e-3, atol=1e-6)
