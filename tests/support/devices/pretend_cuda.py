@@ -12,7 +12,7 @@ import contextlib
 import importlib
 import os
 import traceback
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -21,6 +21,7 @@ from unittest import mock
 import torch
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves, tree_map
 
 from tests.support.devices.flash_operator import flash_operator
 
@@ -63,7 +64,7 @@ class PretendTensor(torch.Tensor):
 def run_pretended(func: Any, args: Any, kwargs: Any, waits: list[str]) -> Any:
     """Runs an operation on the numbers; its results are where they would be."""
     name = func.overloadpacket.__name__
-    flat = _leaves([*args, *kwargs.values()])
+    flat = tree_leaves((args, kwargs))
     tensors = [each for each in flat if isinstance(each, torch.Tensor)]
     pretended = [each for each in tensors if isinstance(each, PretendTensor)]
     devices = [each for each in flat if isinstance(each, torch.device)]
@@ -107,7 +108,7 @@ def run_pretended(func: Any, args: Any, kwargs: Any, waits: list[str]) -> Any:
         pinned = args[0].clone()
         pinned.is_pretended_pinned = True
         return pinned
-    args, kwargs = _mapped(_really, args), _mapped(_really, kwargs)
+    args, kwargs = tree_map(_really, (args, kwargs))
     kwargs.pop("pin_memory", None)
     if name == "histc":  # a CPU counts no integers
         args = (args[0].double(), *args[1:])
@@ -117,39 +118,17 @@ def run_pretended(func: Any, args: Any, kwargs: Any, waits: list[str]) -> Any:
     if not (goes_there or is_made_there):
         return result
     known = {id(each.numbers): each for each in pretended}  # what an operation in place gives back
-    return _mapped(
-        lambda each: _wrapped(each, known) if isinstance(each, torch.Tensor) else each, result
-    )
 
+    def pretended_one(each: Any) -> Any:
+        is_new = isinstance(each, torch.Tensor) and id(each) not in known
+        return PretendTensor(each) if is_new else known.get(id(each), each)
 
-def _leaves(values: Iterable[Any]) -> list[Any]:
-    """What the values and the lists among them hold."""
-    found: list[Any] = []
-    for value in values:
-        if isinstance(value, list | tuple):
-            found += _leaves(value)
-        else:
-            found.append(value)
-    return found
-
-
-def _mapped(function: Callable[[Any], Any], value: Any) -> Any:
-    """The value with the function's result for each leaf."""
-    if type(value) in (list, tuple):
-        return type(value)([_mapped(function, each) for each in value])
-    if type(value) is dict:
-        return {name: _mapped(function, each) for name, each in value.items()}
-    return function(value)
+    return tree_map(pretended_one, result)
 
 
 def _is_paged(source: torch.Tensor) -> bool:
     """Whether a copy from there is more than the driver stages at once."""
     return source.nbytes > 1 << 16 and not getattr(source, "is_pretended_pinned", False)
-
-
-def _wrapped(numbers: torch.Tensor, known: dict[int, PretendTensor]) -> PretendTensor:
-    found = known.get(id(numbers))
-    return PretendTensor(numbers) if found is None else found
 
 
 def _really(value: Any) -> Any:

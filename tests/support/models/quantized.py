@@ -44,16 +44,20 @@ def _fp8_blocks(weight: torch.Tensor) -> tuple[Stored, torch.Tensor]:
     return {"weight": small, "weight_scale_inv": scales}, whole
 
 
-def _fp8_rows(weight: torch.Tensor) -> tuple[Stored, torch.Tensor]:
-    scales = (weight.abs().amax(1, keepdim=True) / 448).bfloat16()
-    small = (weight / scales.float()).clamp(-448, 448).to(torch.float8_e4m3fn)
+def _rows_by(
+    weight: torch.Tensor, most: int, rounded: Callable[[torch.Tensor], torch.Tensor]
+) -> tuple[Stored, torch.Tensor]:
+    scales = (weight.abs().amax(1, keepdim=True) / most).bfloat16()
+    small = rounded(weight / scales.float())
     return {"weight": small, "weight_scale": scales}, (small.bfloat16() * scales).float()
+
+
+def _fp8_rows(weight: torch.Tensor) -> tuple[Stored, torch.Tensor]:
+    return _rows_by(weight, 448, lambda x: x.clamp(-448, 448).to(torch.float8_e4m3fn))
 
 
 def _int8_rows(weight: torch.Tensor) -> tuple[Stored, torch.Tensor]:
-    scales = (weight.abs().amax(1, keepdim=True) / 127).bfloat16()
-    small = (weight / scales.float()).round().clamp(-128, 127).to(torch.int8)
-    return {"weight": small, "weight_scale": scales}, (small.bfloat16() * scales).float()
+    return _rows_by(weight, 127, lambda x: x.round().clamp(-128, 127).to(torch.int8))
 
 
 def _int4_groups(weight: torch.Tensor) -> tuple[Stored, torch.Tensor]:
