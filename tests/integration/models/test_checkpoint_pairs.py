@@ -4,14 +4,11 @@ own."""
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
 
-from hippo.models.interface.base import (
-    Prompt,
-)
 from hippo.models.interface.content import cached_places
 from hippo.types import (
     ChatMessage,
@@ -119,20 +116,13 @@ async def test_a_draft_at_compacted_positions_gives_the_target_only_output(
         max_tokens=12,
         end_token_ids=(),
     )
-    prompts, reused = list[Prompt](), list[int]()
-    prefill = family_pair.draft.prefill
-
-    def noted(slot: int, prompt: Prompt, visual: Any, kept: Any, *, num_reused: int) -> Any:
-        prompts.append(prompt)
-        reused.append(num_reused)
-        return prefill(slot, prompt, visual, kept, num_reused=num_reused)
-
+    prefills = Mock(side_effect=family_pair.draft.prefill)
     async with (
         serving_target(family_pair.target, NoiseDecoder()) as (_, target),
         serving_draft(family_pair.draft, NoiseDecoder()) as (service, draft),
     ):
         alone = await target_only(target, request)
-        monkeypatch.setattr(family_pair.draft, "prefill", noted)
+        monkeypatch.setattr(family_pair.draft, "prefill", prefills)
         at_original = dataclasses.replace(pruning, compacted_positions=False)
         for own in (pruning, at_original, pruning):
             asked = dataclasses.replace(request, pruning=own)
@@ -142,7 +132,7 @@ async def test_a_draft_at_compacted_positions_gives_the_target_only_output(
     selection = answer.selection
     assert selection is not None
     kept = torch.tensor(selection.kept_indices)
-    moved, original, again = prompts
+    moved, original, again = (call.args[1] for call in prefills.call_args_list)
     num_cached = moved.length - selection.num_visual_tokens + kept.shape[0]
     places = cached_places(moved, kept)
     for prompt in (moved, again):
@@ -150,4 +140,5 @@ async def test_a_draft_at_compacted_positions_gives_the_target_only_output(
         axes = prompt.positions[:, places]
         assert torch.equal(axes, torch.arange(num_cached).expand_as(axes))
     differs = (original.positions != moved.positions).any(0)[places]
-    assert reused[1] <= int(differs.nonzero()[0])  # no row at another position
+    num_reused = prefills.call_args_list[1].kwargs["num_reused"]
+    assert num_reused <= int(differs.nonzero()[0])  # no row at another position

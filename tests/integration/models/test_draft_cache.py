@@ -120,16 +120,12 @@ async def asking(
             await backends.close()
 
 
-def num_kept_of(completion: Completion) -> int:
-    assert completion.record.selection is not None
-    return len(completion.record.selection.kept_indices)
-
-
-def sizes_of(completion: Completion) -> tuple[int, int]:
-    """Numbers of visual tokens and of others of the prompt."""
-    prompt = completion.record.target_prompt
-    assert prompt is not None
-    return prompt.num_visual_tokens, prompt.num_prompt_tokens - prompt.num_visual_tokens
+def sizes_of(completion: Completion) -> tuple[int, int, int]:
+    """Numbers of visual tokens and of others of the prompt, and of visual ones that are kept."""
+    prompt, selection = completion.record.target_prompt, completion.record.selection
+    assert prompt is not None and selection is not None
+    num_visual = prompt.num_visual_tokens
+    return num_visual, prompt.num_prompt_tokens - num_visual, len(selection.kept_indices)
 
 
 async def test_a_long_video_is_answered_with_a_draft_that_caches_its_pruned_prompt(
@@ -138,18 +134,17 @@ async def test_a_long_video_is_answered_with_a_draft_that_caches_its_pruned_prom
     assert (small.info.max_context_length, small.info.slot_tokens) == (512, CACHE_TOKENS)
     async with asking(target, small) as (ask, draft_service):
         first = await ask(question(HOLISTIC))
-        num_visual, num_others = sizes_of(first)
+        num_visual, num_others, num_first = sizes_of(first)
         assert num_visual > 2 * CACHE_TOKENS, "the whole prompt has no room"
-        assert num_kept_of(first) == num_kept(num_visual, 0.9), "as many as it asked for"
+        assert num_first == num_kept(num_visual, 0.9), "as many as it asked for"
         assert first.record.stats.num_draft_tokens > 0
         assert first.record.draft_problem is None
         second = await ask(question(HOLISTIC))
         assert second.record.draft_prefill is not None
         # Of the pruned prompt all but the last row, whose logits are needed.
-        rows = num_others + num_kept_of(first)
-        assert second.record.draft_prefill.context_length == rows - 1
+        assert second.record.draft_prefill.context_length == num_others + num_first - 1
         assert backend_of(draft_service).slots.num_used == 0
-        assert num_kept_of(await ask(question(Pruning(PruningStrategy.BLIND)))) == 0
+        assert sizes_of(await ask(question(Pruning(PruningStrategy.BLIND))))[2] == 0
 
 
 @pytest.mark.parametrize(
@@ -169,9 +164,9 @@ async def test_of_more_than_has_room_as_many_visual_tokens_are_kept_as_have(
 ) -> None:
     async with asking(target, small) as (ask, _):
         completion = await ask(question(pruning))
-    _, num_others = sizes_of(completion)
-    assert num_kept_of(completion) == most_kept(CACHE_TOKENS, num_others, 20) > 0
-    assert num_others + num_kept_of(completion) + 20 == CACHE_TOKENS
+    _, num_others, num_kept = sizes_of(completion)
+    assert num_kept == most_kept(CACHE_TOKENS, num_others, 20) > 0
+    assert num_others + num_kept + 20 == CACHE_TOKENS
     assert completion.record.stats.num_draft_tokens > 0
     assert completion.record.draft_problem is None, "the whole answer has room"
 
@@ -196,8 +191,8 @@ async def test_an_answer_that_outgrows_the_slot_goes_on_without_the_draft(
 ) -> None:
     async with asking(target, small) as (ask, _):
         completion = await ask(question(Pruning(PruningStrategy.NONE), max_tokens=100))
-    _, num_others = sizes_of(completion)
-    assert num_kept_of(completion) == most_kept(CACHE_TOKENS, num_others, CACHE_TOKENS // 4)
+    _, num_others, num_kept = sizes_of(completion)
+    assert num_kept == most_kept(CACHE_TOKENS, num_others, CACHE_TOKENS // 4)
     assert completion.record.stats.num_draft_tokens > 0
     assert completion.record.draft_losses == [DraftLoss.NO_ROOM]
     problem = completion.record.draft_problem
@@ -209,4 +204,5 @@ async def test_a_draft_with_room_for_all_sees_what_the_request_asks_for(
 ) -> None:
     async with asking(target, load(target_checkpoint, prunes=True)) as (ask, _):
         completion = await ask(question(Pruning(PruningStrategy.NONE)))
-    assert num_kept_of(completion) == sizes_of(completion)[0]
+    num_visual, _, num_kept = sizes_of(completion)
+    assert num_kept == num_visual

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from hippo.catalog.pair import check_pair
-from hippo.models.interface.base import VideoLanguageModel
+from hippo.models.interface.base import DecodedMedia, VideoLanguageModel
 from hippo.models.interface.plan import LoadPlan
 from hippo.models.load import load_model
 from hippo.models.products.linear import has_half_linear, packing
@@ -27,8 +27,8 @@ from tests.support.models.hub_forms import (
 )
 from tests.support.models.reference import Reference, clip, image, prefill, prepare, step, user
 
-QUESTION = "what is in the thing?"
-MESSAGES = user(0, QUESTION)
+MESSAGES = user(0, "what is in the thing?")
+CLIP = clip(num_frames=2)
 
 
 class Repositories:
@@ -68,9 +68,13 @@ def test_a_repository_loads_as_transformers_5_saves_it(
     check_logits(_load(folder), repositories.reference(name), HUB_FORMS[name].num_padding_ids)
 
 
-def check_logits(model: VideoLanguageModel, reference: Reference, num_padding_ids: int) -> None:
-    """Of a prompt with a clip, and of three tokens more."""
-    media = clip(num_frames=2)
+def check_logits(
+    model: VideoLanguageModel,
+    reference: Reference,
+    num_padding_ids: int,
+    media: DecodedMedia = CLIP,
+) -> None:
+    """Of a prompt with the item, and of three tokens more."""
     inputs = reference.inputs(MESSAGES, [media])
     prompt = prepare(model, MESSAGES, media)
     assert prompt.input_ids.tolist() == inputs["input_ids"][0].tolist()
@@ -94,7 +98,7 @@ def test_the_dtype_is_the_repositorys_own(repositories: Repositories, name: str)
     else:
         expected = "float32" if packing(torch.bfloat16) is None else "bfloat16"
     assert model.info.dtype == expected
-    prompt = prepare(model, MESSAGES, clip(num_frames=2))
+    prompt = prepare(model, MESSAGES, CLIP)
     grids = {"llava_onevision": (2, 14, 14), "internvl": (2, 16, 16)}
     assert prompt.visual_grids == (grids.get(family_of(name), (1, 12, 12)),)
     assert prefill(model, 0, prompt).isfinite().all()
@@ -125,14 +129,8 @@ def test_an_image_of_the_hubs_sizes_gives_transformers_own_logits(
     repositories: Repositories, name: str
 ) -> None:
     plan = LoadPlan(str(repositories.folder(name)), dtype="float32", max_context_length=4096)
-    model, reference = load_model(plan), repositories.reference(name)
-    media = image(height=300, width=400)
-    inputs = reference.inputs(MESSAGES, [media])
-    prompt = prepare(model, MESSAGES, media)
-    assert prompt.input_ids.tolist() == inputs["input_ids"][0].tolist()
-    logits = prefill(model, 0, prompt)
-    expected = reference.forward(inputs)[-1, : logits.shape[0]]
-    torch.testing.assert_close(logits, expected, rtol=1e-4, atol=1e-4)
+    media, num_padding_ids = image(height=300, width=400), HUB_FORMS[name].num_padding_ids
+    check_logits(load_model(plan), repositories.reference(name), num_padding_ids, media)
 
 
 HUB_SCRIPT = """

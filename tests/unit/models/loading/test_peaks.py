@@ -33,16 +33,6 @@ from tests.support.models.hub_forms import write_hub_form
 from tests.support.models.reference import clip, image, prepare, user
 
 
-def test_progress_is_reported_weight_by_weight(target_checkpoint: Path) -> None:
-    shares: list[float] = []
-    load_model(
-        LoadPlan(str(target_checkpoint), max_context_length=64),
-        progress=lambda stage, share: shares.append(share),
-    )
-    assert shares == sorted(shares)
-    assert len([share for share in shares if 0.1 < share < 0.8]) > 50
-
-
 def test_the_host_must_hold_what_is_read_to_a_gpu(
     target_checkpoint: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -12,9 +12,8 @@ from hippo.engine.warmup import longest_prompt, run_longest, warm_prompt, warm_u
 from hippo.errors import ContextLengthError
 from hippo.models.cached import CachedModel
 from hippo.models.interface.base import Prompt
-from hippo.models.runners.captured import CapturedRunner
 from tests.support.devices.flash_operator import flash_operator
-from tests.support.devices.graphs import RecordedGraphs
+from tests.support.devices.graphs import RecordedGraphs, runner_of
 from tests.support.models.families import write_family
 from tests.support.models.pairs import load
 from tests.support.models.reference import clip, prefill, prepare, step, user
@@ -105,7 +104,7 @@ def test_graphs_are_as_long_as_a_slot(target_checkpoint: Path) -> None:
     model = load(target_checkpoint, cache_tokens=CACHE_TOKENS, exact_rows=32)
     with flash_operator():
         graphs = RecordedGraphs()
-        runner = CapturedRunner(model._stack, model._cache, model.embedding, graphs.capture_graph)
+        runner = runner_of(model, graphs.capture_graph)
         assert list(runner.capture_all(model._rotary_table))
     assert runner._capture is not None, "a replay differed"
     assert {shape.capacity for shape in runner._steps} == {CACHE_TOKENS}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -14,9 +15,13 @@ from tests.support.models.reference import arranged, clip, prepare
 CONTEXT = 600  # two stretches, and a last one that is no multiple
 
 
+def load_small(folder: Path, **changes: Any) -> CachedModel:
+    return load(folder, **({"num_slots": 3, "max_context_length": CONTEXT} | changes))
+
+
 @pytest.fixture(scope="session")
 def ordinary(target_checkpoint: Path) -> CachedModel:
-    return load(target_checkpoint, num_slots=3, max_context_length=CONTEXT)
+    return load_small(target_checkpoint)
 
 
 @pytest.fixture(scope="session")

@@ -63,14 +63,11 @@ def pair(request: pytest.FixtureRequest) -> Iterator[Pair]:
             yield Pair(here, load(folder, device="cuda", num_slots=4, **options), waits)
 
 
-def test_pixels_do_not_wait_for_the_tower(pair: Pair) -> None:
+def test_a_gpus_numbers_are_those_of_the_cpu(pair: Pair) -> None:
     prompt = prepare(pair.here, user(0, "what is it?"), clip())
     pair.waits.clear()
     pair.there.embed_visual(prompt)
-    assert pair.waits == []
-
-
-def test_a_gpus_numbers_are_those_of_the_cpu(pair: Pair) -> None:
+    assert pair.waits == [], "pixels do not wait for the tower"
     assert pair.there.info.device == "cuda:0"
     assert pair.there.info.device_uuids == ("GPU-pretended",)
     prompt, logits = compare_all(pair.here, pair.there, pair.agree)
@@ -79,24 +76,19 @@ def test_a_gpus_numbers_are_those_of_the_cpu(pair: Pair) -> None:
 
 def check_sampling(pair: Pair, logits: torch.Tensor, prompt: Prompt) -> None:
     logits = logits[:3].clone()
-    there = logits.to("cuda:0")
+    both = {"cpu": logits, "cuda:0": logits.to("cuda:0")}
 
     def choose(model: Model, params: SamplingParams) -> torch.Tensor:
         device = model.info.device
         sampler = TokenSampler(
             params, prompt.input_ids, logits.shape[1], device, end_token_ids=(1,)
         )
-        given = logits if device == "cpu" else there
         for index in (4, 5):
             request = SampleRequest(sampler, [1, 2, 3, 4, 5][:index], (3, 4))
-            found = choose_step([request], given)
+            found = choose_step([request], both[device])
         return found
 
     for params in SAMPLING:
         pair.agree(partial(choose, params=params))
     allowed = torch.arange(logits.numel()).view_as(logits) % 3 > 0
-
-    def exclude(model: Model) -> torch.Tensor:
-        return mask_logits(logits if model.info.device == "cpu" else there, allowed).isinf()
-
-    pair.agree(exclude)
+    pair.agree(lambda model: mask_logits(both[model.info.device], allowed).isinf())
