@@ -15,10 +15,7 @@ import pytest
 import torch
 
 from gateway.answer.completion import Completion
-from gateway.answer.plan import SpeculationPlan
 from gateway.answer.report import AnswerRecord
-from gateway.common.config import GatewaySettings
-from gateway.pairs.backends import Backends
 from hippo.metrics.gateway import DraftLoss
 from hippo.models.interface.base import StepPlan, VideoLanguageModel
 from hippo.models.interface.context import most_kept
@@ -26,9 +23,9 @@ from hippo.pruning.select import num_kept
 from hippo.service.service import EngineService
 from hippo.types import Media, MediaKind, OpenRequest, Pruning, PruningStrategy
 from tests.support.models.pairs import NoiseDecoder, load
+from tests.support.running.gateways import backends_of, completed
 from tests.support.running.services import (
     backend_of,
-    no_files,
     serving_draft,
     serving_target,
     target_only,
@@ -78,46 +75,31 @@ async def asking(
     async with (
         serving_target(target, NoiseDecoder()) as (target_service, target_client),
         serving_draft(draft, NoiseDecoder()) as (draft_service, draft_client),
+        backends_of(target_client, draft_client) as backends,
     ):
-        backends = Backends(
-            GatewaySettings(target=(target_client.address,), draft=(draft_client.address,))
-        )
 
         async def ask(request: OpenRequest) -> Completion:
             may_step.set()
             expected = await target_only(target_client, request)
             may_step.clear()
-            completion = Completion(
-                request,
-                plan=SpeculationPlan("serial", 4, 4, request.pruning),
-                pairs=[backends.pair(None)],
-                stops=(),
-                draft_stall_s=20.0,
-                timeout_s=None,
-                record=AnswerRecord(policy="serial", received_ns=time.monotonic_ns()),
-                news=asyncio.Event(),
-                copy_files=no_files,
-            )
-            record = completion.record
-            async with completion:
-                await until(lambda: bool(record.draft_prefill or record.draft_losses))
-                may_step.set()
-                await until(lambda: completion.is_over)
-                assert completion.error is None
+            record = AnswerRecord(policy="serial", received_ns=time.monotonic_ns())
+            asked = completed(backends, request, "serial", stall_s=20.0, record=record)
+            answer = asyncio.create_task(asked)
+            await until(lambda: bool(record.draft_prefill or record.draft_losses))
+            may_step.set()
+            completion = await answer
+            assert completion.error is None
             assert completion.token_ids == expected.token_ids
             assert len(completion.token_ids) == request.max_tokens
             for service in (target_service, draft_service):
                 await until_free(service)
             return completion
 
-        await backends.start()
-        try:
-            await until(lambda: backends.has_draft)
-            with patch.object(target, "forward", step):
+        with patch.object(target, "forward", step):
+            try:
                 yield ask, draft_service
-        finally:
-            may_step.set()
-            await backends.close()
+            finally:
+                may_step.set()
 
 
 def sizes_of(completion: Completion) -> tuple[int, int, int]:

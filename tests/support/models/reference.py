@@ -246,10 +246,15 @@ def user(*parts: str | int) -> list[ChatMessage]:
 
 
 def prepare(
-    model: VideoLanguageModel, messages: Sequence[ChatMessage], *media: DecodedMedia
+    model: VideoLanguageModel,
+    messages: Sequence[ChatMessage],
+    *media: DecodedMedia,
+    allow_special_tokens: bool = False,
 ) -> Prompt:
     """The prompt under the model's own frame limits."""
-    return model.prepare_prompt(messages, media, FramePlan())
+    return model.prepare_prompt(
+        messages, media, FramePlan(), allow_special_tokens=allow_special_tokens
+    )
 
 
 def prefill(
