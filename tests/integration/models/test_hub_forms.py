@@ -22,7 +22,6 @@ from tests.support.models.hub_forms import (
     FAMILY_FORMS,
     HUB_FORMS,
     family_of,
-    resave,
     write_hub_form,
 )
 from tests.support.models.reference import Reference, clip, image, prefill, prepare, step, user
@@ -63,9 +62,11 @@ def test_a_repository_loads_and_gives_transformers_own_logits(
 def test_a_repository_loads_as_transformers_5_saves_it(
     repositories: Repositories, name: str, tmp_path: Path
 ) -> None:
-    folder = resave(repositories.folder(name), tmp_path / "saved")
-    assert "rope_parameters" in json.loads((folder / "config.json").read_text())["text_config"]
-    check_logits(_load(folder), repositories.reference(name), HUB_FORMS[name].num_padding_ids)
+    reference = repositories.reference(name)
+    reference.model.save_pretrained(tmp_path)
+    reference.processor.save_pretrained(tmp_path)
+    assert "rope_parameters" in json.loads((tmp_path / "config.json").read_text())["text_config"]
+    check_logits(_load(tmp_path), reference, HUB_FORMS[name].num_padding_ids)
 
 
 def check_logits(

@@ -9,6 +9,7 @@ wait for a GPU is counted. What kernels a GPU chooses, and what they give, this 
 from __future__ import annotations
 
 import contextlib
+import functools
 import importlib
 import os
 import traceback
@@ -81,27 +82,22 @@ def run_pretended(func: Any, args: Any, kwargs: Any, waits: list[str]) -> Any:
         )
     if name in ("index", "index_put", "index_put_") and not isinstance(args[0], PretendTensor):
         assert not pretended, f"{func}: indices are on cuda:0, what is indexed is on the cpu"
-    goes_there = bool(pretended) and not devices
-    is_copied_here = name == "copy_" and not isinstance(args[0], PretendTensor)
-    if is_made_there and ordinary and (not kwargs.get("non_blocking") or _is_paged(ordinary[0])):
-        waits.append(f"{name} at {_caller()}")
-    if name == "copy_" and ordinary and pretended and args[1] is ordinary[0]:
-        if not (len(args) > 2 and args[2]) or _is_paged(ordinary[0]):
-            waits.append(f"{name} at {_caller()}")
+    is_copy = name == "copy_"
+    is_copied_here = is_copy and not isinstance(args[0], PretendTensor)
+    is_blocking = not (args[2:3] == (True,) if is_copy else kwargs.get("non_blocking"))
+    does_wait = False
+    if ordinary and (is_made_there or (is_copy and pretended and args[1] is ordinary[0])):
+        does_wait = is_blocking or _is_paged(ordinary[0])
     if pretended:
-        is_read = name in _WAITS or bool(devices and not is_made_there)
-        is_read |= is_copied_here and not (len(args) > 2 and args[2])  # non_blocking
-        is_masked = name in ("index", "index_put_") and any(
+        does_wait |= name in _WAITS or bool(devices and not is_made_there)
+        does_wait |= is_copied_here and is_blocking
+        does_wait |= name in ("index", "index_put_") and any(
             index is not None
             and (index.dtype in (torch.bool, torch.uint8) or not isinstance(index, PretendTensor))
             for index in args[1]
         )
-        if is_read or is_masked:
-            waits.append(f"{name} at {_caller()}")
-    if name == "_local_scalar_dense" or (
-        name == "copy_" and not isinstance(args[0], PretendTensor)
-    ):
-        goes_there = False
+    if does_wait:
+        waits.append(f"{name} at {_caller()}")
     if name == "is_pinned":
         return getattr(args[0], "is_pretended_pinned", False)
     if name == "_pin_memory":
@@ -115,6 +111,7 @@ def run_pretended(func: Any, args: Any, kwargs: Any, waits: list[str]) -> Any:
     result = func(*args, **kwargs)
     if name == "histc":
         result = result.int()
+    goes_there = pretended and not (devices or is_copied_here or name == "_local_scalar_dense")
     if not (goes_there or is_made_there):
         return result
     known = {id(each.numbers): each for each in pretended}  # what an operation in place gives back
@@ -175,12 +172,10 @@ class _Functions(TorchFunctionMode):
                 x, source, non_blocking
             ),
             torch.Tensor.__invert__: torch.ops.aten.bitwise_not.default,
-            torch.Tensor.tolist: lambda x: self._read(x, "tolist").tolist(),
-            torch.Tensor.item: lambda x: self._read(x, "item").item(),
-            torch.Tensor.cpu: lambda x: self._read(x, "cpu").clone(),
-            torch.Tensor.__bool__: lambda x: bool(self._read(x, "bool")),
-            torch.Tensor.__int__: lambda x: int(self._read(x, "int")),
-            torch.Tensor.__float__: lambda x: float(self._read(x, "float")),
+            **{
+                getattr(torch.Tensor, name): functools.partial(self._read, name)
+                for name in ("tolist", "item", "cpu", "__bool__", "__int__", "__float__")
+            },
         }
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -188,9 +183,9 @@ class _Functions(TorchFunctionMode):
             return self._instead[func](*args, **(kwargs or {}))
         return func(*args, **(kwargs or {}))
 
-    def _read(self, tensor: PretendTensor, name: str) -> torch.Tensor:
-        self._waits.append(f"{name} at {_caller()}")
-        return tensor.numbers
+    def _read(self, name: str, tensor: PretendTensor) -> Any:
+        self._waits.append(f"{name.strip('_')} at {_caller()}")
+        return getattr(tensor.numbers.clone(), name)()
 
 
 def _get_item(tensor: torch.Tensor, index: Any) -> torch.Tensor:

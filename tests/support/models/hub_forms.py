@@ -9,13 +9,12 @@ heads are the published ones. Qwen's files other than weights are also written a
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import save_file
+from huggingface_hub import save_torch_state_dict
 
 from hippo.catalog.public_models import PUBLIC_CONFIGS
 from hippo.models.loading.resolve import import_transformers
@@ -76,7 +75,7 @@ def write_hub_form(folder: Path, name: str, *, noise: float = 0.0) -> Path:
         ("t h", "th e"), texts.SPECIAL_TOKENS, named_tokens=named
     )
     config = hub_config(family, form, tokenizer.get_vocab())
-    _write_files(folder, tokenizer, texts.CHAT_TEMPLATE, config, named)
+    _write_files(folder, tokenizer, texts.CHAT_TEMPLATE, config)
     changes = {"tie_word_embeddings": False} if family == "internvl" else {}
     model = checkpoints.seeded_model(
         getattr(transformers, config["architectures"][0]),
@@ -90,7 +89,10 @@ def write_hub_form(folder: Path, name: str, *, noise: float = 0.0) -> Path:
         for key, weight in model.state_dict().items()
         if not (form.is_tied and key == "lm_head.weight")
     }
-    _write_weights(folder, weights, is_sharded=form.is_sharded)
+    size = sum(weight.nbytes for weight in weights.values())
+    save_torch_state_dict(
+        weights, folder, max_shard_size=size * 2 // 3 if form.is_sharded else size
+    )
     return folder
 
 
@@ -130,38 +132,28 @@ def write_qwen_files(
         }
     if num_layers is not None:
         config["num_hidden_layers"] = num_layers
-    _write_files(folder, tokenizer, chat_template, config, {})
+    _write_files(folder, tokenizer, chat_template, config)
     return tokenizer
 
 
-def _write_files(
-    folder: Path,
-    tokenizer: Any,
-    chat_template: str,
-    config: dict[str, Any],
-    named_tokens: Mapping[str, str],
-) -> None:
+def _write_files(folder: Path, tokenizer: Any, chat_template: str, config: dict[str, Any]) -> None:
     folder.mkdir(parents=True)
     tokenizer.save_pretrained(folder)
+    ids, family = tokenizer.get_vocab(), config["model_type"]
     settings = json.loads((folder / "tokenizer_config.json").read_text())
-    settings |= {"tokenizer_class": "Qwen2Tokenizer", "extra_special_tokens": named_tokens}
-    _write(folder, "tokenizer_config.json", settings)
-    ids = tokenizer.get_vocab()
-    _write(folder, "chat_template.json", {"chat_template": chat_template})
-    _write(folder, "config.json", config)
-    for kind, settings in PREPROCESSORS[config["model_type"]].items():
-        _write(folder, kind, settings)
-    generation = {"bos_token_id": ids["<|endoftext|>"], "eos_token_id": ids["<|im_end|>"]}
-    _write(folder, "generation_config.json", generation)
-
-
-def resave(folder: Path, new_folder: Path) -> Path:
-    """The same checkpoint as the installed transformers would save it: another form."""
-    transformers = import_transformers()
-    model = transformers.AutoModelForImageTextToText.from_pretrained(folder)
-    model.save_pretrained(new_folder)
-    transformers.AutoProcessor.from_pretrained(folder).save_pretrained(new_folder)
-    return new_folder
+    named = internvl.NAMED_TOKENS if family == "internvl" else {}
+    settings |= {"tokenizer_class": "Qwen2Tokenizer", "extra_special_tokens": named}
+    for name, content in {
+        "tokenizer_config.json": settings,
+        "chat_template.json": {"chat_template": chat_template},
+        "config.json": config,
+        **PREPROCESSORS[family],
+        "generation_config.json": {
+            "bos_token_id": ids["<|endoftext|>"],
+            "eos_token_id": ids["<|im_end|>"],
+        },
+    }.items():
+        (folder / name).write_text(json.dumps(content, indent=2))
 
 
 _EARLIER_QWEN = {"model.visual.": "visual.", "model.language_model.": "model."}
@@ -190,20 +182,3 @@ def hub_name(key: str, family: str) -> str:
         if key.startswith(prefix):
             return replacement + key.removeprefix(prefix)
     return key
-
-
-def _write_weights(folder: Path, weights: dict[str, torch.Tensor], *, is_sharded: bool) -> None:
-    if not is_sharded:
-        save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
-        return
-    names = sorted(weights)
-    files = {}
-    for number, part in enumerate((names[::2], names[1::2]), 1):
-        file = f"model-{number:05}-of-00002.safetensors"
-        save_file({key: weights[key] for key in part}, folder / file, metadata={"format": "pt"})
-        files.update(dict.fromkeys(part, file))
-    _write(folder, "model.safetensors.index.json", {"metadata": {}, "weight_map": files})
-
-
-def _write(folder: Path, name: str, value: object) -> None:
-    (folder / name).write_text(json.dumps(value, indent=2))

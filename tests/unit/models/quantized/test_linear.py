@@ -55,8 +55,8 @@ def test_a_product_equals_torchs(rows: tuple[int, ...], has_bias: bool, dtype: t
 @pytest.mark.parametrize("has_bias", [True, False])
 def test_a_weight_kept_in_float16_multiplies_float32_rows(has_bias: bool) -> None:
     torch.manual_seed(0)
-    weight = torch.randn(48, 320).half().float()
-    bias = torch.randn(48).half().float() if has_bias else None
+    weight, values = torch.randn(48, 320).half().float(), torch.randn(48).half().float()
+    bias = values if has_bias else None
     product = make_half_linear(weight, bias)
     for rows in ((1,), (16,), (2, 5)):
         x = torch.randn(*rows, 320)

@@ -17,8 +17,8 @@ from hippo.models.interface.base import Prompt, SequenceRows, StepPlan
 from hippo.models.loading import resolve
 from hippo.models.products.linear import Linear, make_linear
 from hippo.models.runners.fixed import ExactRunner, split_rows, stretch
-from tests.support.models.reference import clip, prefill, prepare, step, user
-from tests.unit.models.runners.conftest import CONTEXT, load_small
+from tests.support.models.reference import assert_close, clip, prefill, prepare, step, user
+from tests.unit.models.runners.conftest import CONTEXT, Both, load_small
 
 
 @pytest.fixture(scope="module")
@@ -51,22 +51,16 @@ def test_rows_are_cut_into_pieces_of_one_stretch(
 @given(lengths=st.lists(st.integers(1, 40), min_size=1, max_size=3), data=st.data())
 @settings(max_examples=12, deadline=None)
 def test_steps_of_fixed_shape_equal_ordinary_ones(
-    ordinary: CachedModel,
-    exact: CachedModel,
-    prompts: list[Prompt],
-    lengths: list[int],
-    data: st.DataObject,
+    both: Both, exact: CachedModel, lengths: list[int], data: st.DataObject
 ) -> None:
     rows = []
     for slot, length in enumerate(lengths):
         ids = data.draw(st.lists(st.integers(1, 250), min_size=length, max_size=length))
         start = data.draw(st.integers(0, length - 1))
-        for model in (ordinary, exact):
-            prefill(model, slot, prompts[slot])
-            model.forward(step(slot, 0, *ids))  # to be rolled back to ``start``
+        both.prefill(exact, slot, slot)
+        both.agree(exact, step(slot, 0, *ids))  # to be rolled back to ``start``
         rows.append(SequenceRows(slot, start, tuple(reversed(ids[start:]))))
-    expected, actual = (model.forward(StepPlan(tuple(rows))) for model in (ordinary, exact))
-    torch.testing.assert_close(actual, expected, rtol=1e-4, atol=5e-5)
+    both.agree(exact, StepPlan(tuple(rows)))
 
 
 @pytest.mark.parametrize(("dtype", "exact_rows"), [("float32", 3), ("bfloat16", 8), ("float16", 3)])
@@ -173,23 +167,21 @@ def test_heads_may_be_wider_than_their_share_of_a_row(qwen3_checkpoint: Path) ->
         alone = torch.cat([model.forward(step(0, row, row + 1)).clone() for row in range(12)])
         outputs += [alone, model.forward(step(0, 0, *range(1, 13)))]
     for found in outputs[1:]:
-        torch.testing.assert_close(found, outputs[0], rtol=1e-4, atol=5e-5)
+        assert_close(found, outputs[0])
     assert torch.equal(outputs[2], outputs[3])
 
 
 @pytest.mark.parametrize("num_left", [1, 3, 9])
 def test_a_slot_can_be_filled_to_its_last_place(
-    ordinary: CachedModel, exact: CachedModel, prompts: list[Prompt], num_left: int
+    both: Both, exact: CachedModel, num_left: int
 ) -> None:
-    ids = [index % 200 + 1 for index in range(CONTEXT - prompts[0].length)]
-    outputs = []
-    for model in (ordinary, exact):
-        prefill(model, 0, prompts[0])
-        model.forward(step(0, 0, *ids[:-num_left]))
-        outputs.append(model.forward(step(0, len(ids) - num_left, *ids[-num_left:])))
+    ids = [index % 200 + 1 for index in range(CONTEXT - both.prompts[0].length)]
+    both.prefill(exact, 0, 0)
+    both.agree(exact, step(0, 0, *ids[:-num_left]))
+    both.agree(exact, step(0, len(ids) - num_left, *ids[-num_left:]))
+    for model in (both.ordinary, exact):
         with pytest.raises(ContextLengthError):
             model.forward(step(0, len(ids) - 1, 1, 2))
-    torch.testing.assert_close(outputs[1], outputs[0], rtol=1e-4, atol=5e-5)
 
 
 def test_what_a_failed_sequence_left_in_a_slot_does_no_harm(
