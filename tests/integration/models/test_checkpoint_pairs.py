@@ -47,7 +47,6 @@ SEVERAL = (MediaPart(0), TextPart("or"), MediaPart(2), MediaPart(1), TextPart("w
 # Of Qwen's that with all that the others have: M-RoPE, features for several layers, and experts.
 @pytest.fixture(scope="module", params=["qwen3_vl_moe", "llava_onevision", "internvl"])
 def family_pair(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Pair:
-    """A target and a noisy draft with a larger vocabulary size."""
     folder = tmp_path_factory.mktemp("pair")
     return Pair(
         load(write_family(folder / "target", request.param)),

@@ -37,7 +37,6 @@ COLD: dict[str, Any] = {"prefix_cache": False, "vision_cache_mb": 0}
 
 
 def question(text: str, data: bytes = b"aaaa", **changes: Any) -> OpenRequest:
-    """A question after a clip, 20 tokens of answer."""
     values: dict[str, Any] = {
         "media": (Media(MediaKind.VIDEO, data),),
         "pruning": Pruning(PruningStrategy.NONE),
@@ -205,7 +204,6 @@ async def test_any_order_of_questions_turns_and_departures_gives_cold_answers(pa
 
 
 async def leave_early(target: TargetClient, request: OpenRequest, *, num_messages: int) -> None:
-    """Goes away after some messages."""
     async with target.verify(request) as stream:
         async for _ in stream:
             if num_messages == 0:

@@ -44,7 +44,6 @@ class RecordedGraphs:
 
 
 def runner_of(model: CachedModel, capture: Any, **options: Any) -> CapturedRunner:
-    """A runner of the model's steps by graphs that ``capture`` makes."""
     return CapturedRunner(model._stack, model._cache, model.embedding, capture, **options)
 
 

@@ -255,7 +255,6 @@ def pretend_cuda() -> Iterator[list[str]]:
 
 @contextlib.contextmanager
 def pretended_device() -> Iterator[None]:
-    """torch finds a CUDA device meanwhile."""
     properties = SimpleNamespace(
         uuid="GPU-pretended", name="pretended", total_memory=80 * _GIB, major=9, minor=0
     )

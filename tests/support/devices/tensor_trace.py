@@ -33,7 +33,6 @@ class TensorTrace(TorchDispatchMode):
         args: tuple[Any, ...] = (),
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
-        """Runs the operator and counts."""
         given = dict(kwargs or {})
         known = {_key(tensor) for tensor in _tensors((args, given))}
         result = func(*args, **given)

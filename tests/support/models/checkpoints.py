@@ -161,7 +161,6 @@ _ROPE = {"rope_type": "default", "rope_theta": 10000.0}
 
 
 def text_config(tokenizer: Any, **changes: Any) -> dict[str, Any]:
-    """A small language model."""
     return {
         "num_hidden_layers": 3,
         "num_attention_heads": 4,

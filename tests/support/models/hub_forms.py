@@ -97,7 +97,6 @@ def write_hub_form(folder: Path, name: str, *, noise: float = 0.0) -> Path:
 
 
 def family_of(name: str) -> str:
-    """The ``model_type`` of a repository."""
     return str(PUBLIC_CONFIGS[name]["model_type"])
 
 

@@ -64,7 +64,6 @@ def write_internvl_checkpoint(folder: Path, *, language: str = "qwen3", **saved:
 
 
 def internvl_processor() -> Any:
-    """A processor with the hub's settings but for the sizes."""
     transformers = import_transformers()
     settings: dict[str, Any] = {
         "size": {"height": IMAGE_SIZE, "width": IMAGE_SIZE},

@@ -70,7 +70,6 @@ def write_llava_checkpoint(
 
 
 def llava_processor(chat_template: str = CHAT_TEMPLATE) -> Any:
-    """A processor with the hub's settings but for the sizes."""
     transformers = import_transformers()
     settings: dict[str, Any] = {
         "size": {"height": IMAGE_SIZE, "width": IMAGE_SIZE},

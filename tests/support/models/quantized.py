@@ -99,7 +99,6 @@ def _packed_by_autoawq(numbers: torch.Tensor) -> torch.Tensor:
 
 
 def bitsandbytes_config(*, is_4bit: bool) -> dict[str, Any]:
-    """The ``quantization_config`` of nf4, or of LLM.int8()."""
     return {
         "bnb_4bit_compute_dtype": "float32",  # the hub's bfloat16 rounds each layer
         "bnb_4bit_quant_type": "nf4",
@@ -221,7 +220,6 @@ def quantise(
 
 
 def add_config(folder: Path, quantization_config: dict[str, Any]) -> None:
-    """Writes ``quantization_config`` into the configuration in ``folder``."""
     path = folder / "config.json"
     config = json.loads(path.read_text()) | {"quantization_config": quantization_config}
     path.write_text(json.dumps(config))

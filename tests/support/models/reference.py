@@ -223,7 +223,6 @@ def clip(*, num_frames: int = 6, size: int = 84, fps: float = 2.0, seed: int = 0
 
 
 def image(*, height: int = 56, width: int = 84, seed: int = 0) -> DecodedMedia:
-    """A still picture of noise."""
     return DecodedMedia(MediaKind.IMAGE, noise(1, height, width, seed), (0.0,), 1.0)
 
 
@@ -276,7 +275,6 @@ def prefill(
 
 
 def step(slot: int, start: int, *ids: int) -> StepPlan:
-    """A forward of one sequence."""
     return StepPlan((SequenceRows(slot, start, ids),))
 
 

@@ -223,7 +223,6 @@ def test_a_kernel_that_gives_something_else_is_not_used(
 
 @st.composite
 def single_rows(draw: st.DrawFn) -> list[PlacedRows]:
-    """A row each of neighbours."""
     first, count = draw(st.integers(0, 4)), draw(st.integers(2, 6))
     slots = range(first, min(first + count, 6))
     return [placed(slot, draw(st.integers(0, 270)), 1) for slot in slots]

@@ -28,7 +28,6 @@ from tests.support.models.checkpoints import write_checkpoint
 
 @pytest.fixture
 def copy(target_checkpoint: Path, tmp_path: Path) -> Path:
-    """A checkpoint to be spoilt."""
     return Path(shutil.copytree(target_checkpoint, tmp_path / "copy"))
 
 

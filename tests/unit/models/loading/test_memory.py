@@ -61,55 +61,56 @@ def two_hundred_mib(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("two_hundred_mib")
-class TestSums:
-    def test_weights_cache_work_and_earlier_media_fill_the_device_to_the_last_byte(self) -> None:
-        check()
-        with pytest.raises(ModelLoadError):
-            check(reserved_bytes=40 * MIB + 1)
+def test_weights_cache_work_and_earlier_media_fill_the_device_or_budget_to_the_last_byte() -> None:
+    check()
+    check(budget_bytes=260 * MIB)  # of which the process has 60 already
+    with pytest.raises(ModelLoadError):
+        check(reserved_bytes=40 * MIB + 1)
+    with pytest.raises(ModelLoadError):
+        check(packing_bytes=200 * MIB)
+    with pytest.raises(ModelLoadError, match=r"--memory-gib leaves 0\.19 GiB"):
+        check(budget_bytes=259 * MIB)
 
-    @pytest.mark.parametrize(
-        "changes",
-        [
-            {"reserved_bytes": 41 * MIB},
-            {"slot_bytes": 30 * MIB},
-            {"weight_bytes": 200 * MIB},
-            {"slot_bytes": 151 * MIB, "num_slots": None},
-        ],
+
+@pytest.mark.usefixtures("two_hundred_mib")
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"reserved_bytes": 41 * MIB},
+        {"slot_bytes": 30 * MIB},
+        {"weight_bytes": 200 * MIB},
+        {"slot_bytes": 151 * MIB, "num_slots": None},
+    ],
+)
+def test_a_refusal_says_what_each_part_takes_and_what_helps(changes: dict[str, int]) -> None:
+    advice = (
+        r"GiB of weights in float32, .* GiB of cache for . slots? of 512 tokens, .*: lower "
+        "--slots, --max-context-length or --vision-cache-mb or --media-cache-mb, or use "
+        "--dtype bfloat16, a smaller model"
     )
-    def test_a_refusal_says_what_each_part_takes_and_what_helps(
-        self, changes: dict[str, int]
-    ) -> None:
-        advice = (
-            r"GiB of weights in float32, .* GiB of cache for . slots? of 512 tokens, .*: lower "
-            "--slots, --max-context-length or --vision-cache-mb or --media-cache-mb, or use "
-            "--dtype bfloat16, a smaller model"
-        )
-        with pytest.raises(ModelLoadError, match=advice):
-            check(**changes)
+    with pytest.raises(ModelLoadError, match=advice):
+        check(**changes)
 
-    def test_packing_counts_before_loading_and_not_beside_the_slots(self) -> None:
-        with pytest.raises(ModelLoadError):
-            check(packing_bytes=200 * MIB)
-        assert fitting(packing_bytes=60 * MIB) == (100 - 15) // 10
 
-    def test_a_budget_counts_what_the_process_has_already(self) -> None:
-        check(budget_bytes=260 * MIB)
-        with pytest.raises(ModelLoadError, match=r"--memory-gib leaves 0\.19 GiB"):
-            check(budget_bytes=259 * MIB)
-
-    def test_half_of_a_cpus_free_memory_is_filled_with_slots(self) -> None:
-        assert fitting() == (100 - 15) // 10
-        assert fitting(reserved_bytes=20 * MIB) == (100 - 15 - 20) // 10
-        assert fitting(num_processes=2) == (50 - 15) // 10
-
-    def test_a_budget_is_filled_as_a_whole_but_not_beyond_what_is_free(self) -> None:
-        assert fitting(budget_bytes=160 * MIB) == (160 - 60 - 15) // 10
-        assert fitting(budget_bytes=10 * GIB) == (200 - 15) // 10
-        assert fitting(budget_bytes=50 * MIB) == 0
-
-    def test_no_slot_is_an_error_that_says_what_one_takes(self) -> None:
-        with pytest.raises(ModelLoadError, match=r"512 tokens takes 0\.01 GiB.*0\.20 GiB left"):
-            memory.choose_slots(plan(), needs(), 0)
+@pytest.mark.usefixtures("two_hundred_mib")
+@pytest.mark.parametrize(
+    ("changes", "left"),
+    [
+        ({}, 100),  # half of what is free on a CPU
+        ({"reserved_bytes": 20 * MIB}, 100 - 20),
+        ({"num_processes": 2}, 50),
+        ({"packing_bytes": 60 * MIB}, 100),  # not beside the slots
+        ({"budget_bytes": 160 * MIB}, 160 - 60),
+        ({"budget_bytes": 10 * GIB}, 200),  # not beyond what is free
+    ],
+)
+def test_what_is_left_beside_the_work_is_filled_with_slots(
+    changes: dict[str, int], left: int
+) -> None:
+    assert fitting(**changes) == (left - 15) // 10
+    assert fitting(budget_bytes=50 * MIB) == 0
+    with pytest.raises(ModelLoadError, match=r"512 tokens takes 0\.01 GiB.*0\.20 GiB left"):
+        memory.choose_slots(plan(), needs(), 0)
 
 
 @pytest.mark.parametrize(

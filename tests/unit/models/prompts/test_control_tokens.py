@@ -29,7 +29,6 @@ HARMLESS = "αβγδεζηθικ"
 
 
 def controls_of(tokenizer: Any) -> dict[int, str]:
-    """The names of control tokens by their ids."""
     added = tokenizer.added_tokens_decoder.items()
     return {token_id: token.content for token_id, token in added if token.special}
 

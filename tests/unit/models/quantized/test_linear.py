@@ -25,7 +25,6 @@ from tests.support.models.processors import PROCESSORS, has_fbgemm, running_on
 
 @pytest.fixture(params=["this one", *PROCESSORS])
 def processor(request: pytest.FixtureRequest) -> Iterator[str]:
-    """The processor that the products of a test are made for."""
     if request.param == "this one":
         yield request.param
         return

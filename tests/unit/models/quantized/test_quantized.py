@@ -66,7 +66,7 @@ def find(
     packages: set[str] = ALL_PACKAGES,
     load_kernel: Callable[[], None] = lambda: None,
     **changes: Any,
-) -> WeightForm | None:
+) -> WeightForm:
     with (
         mock.patch.object(quantized, "is_installed", packages.__contains__),
         mock.patch.object(torch.cuda, "get_device_capability", lambda device: capability),
@@ -75,7 +75,9 @@ def find(
         ),
     ):
         plan = LoadPlan(NAME, device=device, **changes)
-        return find_quantization(plan, checkpoint(config), torch.device(device))
+        found = find_quantization(plan, checkpoint(config), torch.device(device))
+    assert found is not None
+    return found
 
 
 @pytest.mark.parametrize(
@@ -137,7 +139,6 @@ def test_layers_stay_quantised_where_there_are_kernels(
     config: dict[str, Any] | None, options: dict[str, Any], name: str, is_kept: bool
 ) -> None:
     found = find(config, **options)
-    assert found is not None
     assert (found.name, found.is_kept) == (name, is_kept)
 
 
@@ -169,13 +170,11 @@ def test_integers_stay_where_hippos_kernels_multiply_them(
         config["config_groups"]["group_0"]["weights"] |= change
     with mock.patch.object(quantized, "can_pack", _can_pack):
         found = find(config, device="cuda", dtype="bfloat16")
-        assert found is not None and found.is_kept == isinstance(found, Packed) == is_kept
-        whole = find(config, device="cuda", dtype="float32")
-        assert whole is not None and not whole.is_kept
+        assert found.is_kept == isinstance(found, Packed) == is_kept
+        assert not find(config, device="cuda", dtype="float32").is_kept
         if "bits" not in change:
             config = {**config, "quantization_status": "frozen"}
-            frozen = find(config, device="cuda", dtype="bfloat16")
-            assert frozen is not None and not frozen.is_kept
+            assert not find(config, device="cuda", dtype="bfloat16").is_kept
             config["quantization_status"] = "compressed"
             assert packed_bits(checkpoint(config).config) == (4.25 if is_kept else None)
     assert stays_quantised(checkpoint(config).config) == is_kept
@@ -209,8 +208,7 @@ def test_some_kernels_of_a_gpu_do_not_multiply_in_float16(
     said = "overflow in float16 here: use --dtype bfloat16"
     with pytest.raises(ModelLoadError, match=said) if is_refused else nullcontext():
         assert dtype_of(LoadPlan(NAME, dtype="float16"), half, device, found) == torch.float16
-    on_cpu = find(None, quantization="int8")
-    assert on_cpu is not None and not on_cpu.dtypes
+    assert not find(None, quantization="int8").dtypes
 
 
 @pytest.mark.parametrize(
@@ -242,9 +240,7 @@ def test_weights_take_the_bytes_of_their_form() -> None:
     shape = shape_of(NAME, PUBLIC_CONFIGS[NAME])
 
     def size(config: dict[str, Any] | None, **options: Any) -> int:
-        found = find(config, **options)
-        assert found is not None
-        bits = found.layer_bits(checkpoint(config), shape, 2)
+        bits = find(config, **options).layer_bits(checkpoint(config), shape, 2)
         return replace(shape, layer_bits=bits).weight_bytes()
 
     assert size(GPTQ_CONFIG, device="cuda") == 2 * 1000 + 500  # as stored

@@ -32,7 +32,6 @@ class Both(NamedTuple):
     prompts: list[Prompt]
 
     def agree(self, model: CachedModel, plan: StepPlan) -> None:
-        """The model's step gives what the ordinary one gives."""
         expected = self.ordinary.forward(plan)
         assert_close(model.forward(plan), expected)
 

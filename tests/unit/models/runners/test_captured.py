@@ -42,7 +42,6 @@ def _with_spare_places(folder: Path, dtype: str) -> CachedModel:
 def _captured(
     folder: Path, capture: Any, *, exact_rows: int | None = None, dtype: str = "float32"
 ) -> tuple[CachedModel, CapturedRunner]:
-    """A model whose steps are captured."""
     model = _with_spare_places(folder, dtype)
     model._fixed = runner = runner_of(model, capture, exact_rows=exact_rows)
     return model, runner

@@ -19,7 +19,6 @@ MASK_OPERATORS = {"aten.full.default", "aten.triu_.default", "aten.repeat_interl
 
 @pytest.fixture(scope="module")
 def model(target_checkpoint: Path) -> CachedModel:
-    """A small model with four slots of a long context."""
     return load(target_checkpoint, num_slots=4, max_context_length=LONG + 64)
 
 
