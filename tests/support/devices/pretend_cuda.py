@@ -75,7 +75,7 @@ def run_pretended(func: Any, args: Any, kwargs: Any, waits: list[str]) -> Any:
     for each in pretended:
         if each.shape != each.numbers.shape:  # somebody set its ``data``
             raise RuntimeError(f"{func}: a tensor of shape {tuple(each.shape)}, emptied before")
-    ordinary = [each for each in tensors if not isinstance(each, PretendTensor) and each.dim()]
+    ordinary = [each for each in tensors if _is_here(each)]
     if pretended and ordinary and name not in _TAKES_BOTH:
         raise RuntimeError(
             f"{func}: expected all tensors to be on the same device, but found cuda:0 and cpu"
@@ -92,9 +92,7 @@ def run_pretended(func: Any, args: Any, kwargs: Any, waits: list[str]) -> Any:
         does_wait |= name in _WAITS or bool(devices and not is_made_there)
         does_wait |= is_copied_here and is_blocking
         does_wait |= name in ("index", "index_put_") and any(
-            index is not None
-            and (index.dtype in (torch.bool, torch.uint8) or not isinstance(index, PretendTensor))
-            for index in args[1]
+            index is not None and _is_masking(index) for index in args[1]
         )
     if does_wait:
         waits.append(f"{name} at {_caller()}")
@@ -121,6 +119,16 @@ def run_pretended(func: Any, args: Any, kwargs: Any, waits: list[str]) -> Any:
         return PretendTensor(each) if is_new else known.get(id(each), each)
 
     return tree_map(pretended_one, result)
+
+
+def _is_here(tensor: torch.Tensor) -> bool:
+    """Whether it is on the CPU and more than a number."""
+    return not isinstance(tensor, PretendTensor) and tensor.dim() > 0
+
+
+def _is_masking(index: torch.Tensor) -> bool:
+    """Whether the host must know the numbers to index by it, or to move it."""
+    return index.dtype in (torch.bool, torch.uint8) or not isinstance(index, PretendTensor)
 
 
 def _is_paged(source: torch.Tensor) -> bool:
@@ -163,8 +171,8 @@ class _Functions(TorchFunctionMode):
         super().__init__()
         self._waits = waits
         self._instead: dict[Any, Any] = {
-            torch.Tensor.__getitem__: _get_item,
-            torch.Tensor.__setitem__: _set_item,
+            torch.Tensor.__getitem__: self._get_item,
+            torch.Tensor.__setitem__: self._set_item,
             torch.Tensor.contiguous: lambda x: (
                 x if x.is_contiguous() else x.clone(memory_format=torch.contiguous_format)
             ),
@@ -187,52 +195,19 @@ class _Functions(TorchFunctionMode):
         self._waits.append(f"{name.strip('_')} at {_caller()}")
         return getattr(tensor.numbers.clone(), name)()
 
+    def _get_item(self, tensor: PretendTensor, index: Any) -> torch.Tensor:
+        return PretendTensor(tensor.numbers[self._places(index)])
 
-def _get_item(tensor: torch.Tensor, index: Any) -> torch.Tensor:
-    view, tensors = _subscripted(tensor, index)
-    if tensors:
-        found: torch.Tensor = torch.ops.aten.index.Tensor(view, tensors)
-        return found
-    return torch.ops.aten.alias(view) if view is tensor else view
+    def _set_item(self, tensor: PretendTensor, index: Any, value: Any) -> None:
+        if isinstance(value, torch.Tensor) and _is_here(value):
+            self._waits.append(f"copy_ at {_caller()}")
+        tensor.numbers[self._places(index)] = _really(value)
 
-
-def _set_item(tensor: torch.Tensor, index: Any, value: Any) -> None:
-    view, tensors = _subscripted(tensor, index)
-    if not isinstance(value, torch.Tensor):
-        value = torch.full((), value, dtype=view.dtype, device=CUDA)
-    if tensors:
-        torch.ops.aten.index_put_.default(view, tensors, value)
-    else:
-        torch.ops.aten.copy_.default(view, value)
-
-
-def _subscripted(
-    tensor: torch.Tensor, index: Any
-) -> tuple[torch.Tensor, list[torch.Tensor | None]]:
-    """The view that plain subscripts give, and the tensors to index that by."""
-    given = index if isinstance(index, tuple) else (index,)
-    num_dims = sum(each is not None and each is not Ellipsis for each in given)
-    dim, tensors = 0, dict[int, torch.Tensor]()
-    for each in given:
-        if each is Ellipsis:
-            dim += tensor.dim() - dim - (num_dims - _num_before(given))
-        elif each is None:
-            tensor, dim = tensor.unsqueeze(dim), dim + 1
-        elif isinstance(each, torch.Tensor):
-            tensors[dim], dim = each, dim + 1
-        elif isinstance(each, slice):
-            step = 1 if each.step is None else each.step
-            tensor = torch.ops.aten.slice.Tensor(tensor, dim, each.start, each.stop, step)
-            dim += 1
-        else:
-            tensor = torch.select(tensor, dim, each)
-    last = max(tensors, default=-1)
-    return tensor, [tensors.get(dim) for dim in range(last + 1)]
-
-
-def _num_before(given: tuple[Any, ...]) -> int:
-    before = given[: next(place for place, each in enumerate(given) if each is Ellipsis)]
-    return sum(each is not None for each in before)
+    def _places(self, index: Any) -> Any:
+        """What to index the numbers by."""
+        if any(isinstance(each, torch.Tensor) and _is_masking(each) for each in tree_leaves(index)):
+            self._waits.append(f"index at {_caller()}")
+        return tree_map(_really, index)
 
 
 class _Event:
