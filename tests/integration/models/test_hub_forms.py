@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import functools
 import json
-import subprocess
-import sys
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -17,7 +15,7 @@ from hippo.models.interface.base import DecodedMedia, VideoLanguageModel
 from hippo.models.interface.plan import LoadPlan
 from hippo.models.load import load_model
 from hippo.models.products.linear import has_half_linear, packing
-from tests.support.models.hub import serving_hub
+from tests.support.models.hub import run_with_hub, serving_hub
 from tests.support.models.hub_forms import (
     FAMILY_FORMS,
     HUB_FORMS,
@@ -149,14 +147,7 @@ def test_names_on_the_hub_load_from_it_and_nothing_is_said_of_torchao(
 ) -> None:
     names = ["Qwen/Qwen2.5-VL-7B-Instruct", "llava-hf/llava-onevision-qwen2-0.5b-ov-hf"]
     with serving_hub({name: repositories.folder(name) for name in names}) as url:
-        done = subprocess.run(
-            [sys.executable, "-c", HUB_SCRIPT, *names],
-            env={"HF_ENDPOINT": url, "HF_HOME": str(tmp_path), "PATH": ""},
-            capture_output=True,
-            text=True,
-            check=False,
-            timeout=100,
-        )
+        done = run_with_hub(url, tmp_path, HUB_SCRIPT, *names)
     is_imported = find_spec("torchao") is not None  # which would warn of some releases of torch
     assert done.stdout.splitlines() == [
         f"{names[0]} qwen2_5_vl {is_imported}",

@@ -5,6 +5,8 @@ from __future__ import annotations
 import hashlib
 import http.server
 import json
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -36,6 +38,22 @@ def serving_hub(folders: Mapping[str, Path]) -> Iterator[str]:
         yield f"http://127.0.0.1:{server.server_address[1]}"
         server.shutdown()
         thread.join()
+
+
+def run_with_hub(
+    hub: str, cache: Path, script: str, *names: str, **env: str
+) -> subprocess.CompletedProcess[str]:
+    """Runs a script of Python about the names, to its good end."""
+    done = subprocess.run(
+        [sys.executable, "-c", script, *names],
+        env={"HF_ENDPOINT": hub, "HF_HOME": str(cache), "PATH": "", **env},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=100,
+    )
+    assert done.returncode == 0, done.stderr
+    return done
 
 
 class _Handler(http.server.BaseHTTPRequestHandler):

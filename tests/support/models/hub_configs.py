@@ -210,18 +210,15 @@ def _qwen2_files(processor: str) -> dict[str, dict[str, Any]]:
 
 
 def _both_files(
-    common: dict[str, Any],
-    images: dict[str, Any],
-    videos: dict[str, Any],
-    processor: dict[str, Any] | None = None,
+    common: dict[str, Any], images: dict[str, Any], videos: dict[str, Any], **processor: Any
 ) -> dict[str, dict[str, Any]]:
     files = {
         "preprocessor_config.json": common | images,
         "video_preprocessor_config.json": common | videos,
     }
-    if processor is not None:
-        name = {"processor_class": common["processor_class"]}
-        files["processor_config.json"] = processor | name
+    if processor:
+        own = {"processor_class": common["processor_class"]}
+        files["processor_config.json"] = processor | own
     return files
 
 
@@ -261,12 +258,10 @@ PREPROCESSORS: dict[str, dict[str, dict[str, Any]]] = {
             "image_processor_type": "LlavaOnevisionImageProcessor",
         },
         {"video_processor_type": "LlavaOnevisionVideoProcessor"},
-        {
-            "image_token": "<image>",
-            "num_image_tokens": 729,
-            "video_token": "<video>",
-            "vision_feature_select_strategy": "full",
-        },
+        image_token="<image>",
+        num_image_tokens=729,
+        video_token="<video>",
+        vision_feature_select_strategy="full",
     ),
     "internvl": _both_files(
         {
@@ -282,6 +277,6 @@ PREPROCESSORS: dict[str, dict[str, dict[str, Any]]] = {
             "min_patches": 1,
         },
         {"video_processor_type": "InternVLVideoProcessor"},
-        {"image_seq_length": 256},
+        image_seq_length=256,
     ),
 }

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import shutil
-import subprocess
-import sys
 from collections.abc import Callable
 from contextlib import nullcontext
 from functools import partial
@@ -24,6 +22,7 @@ from hippo.models.load import load_model
 from hippo.models.loading.resolve import limit_context
 from hippo.service.settings import EngineSettings
 from tests.support.models.checkpoints import write_checkpoint
+from tests.support.models.hub import run_with_hub
 
 
 @pytest.fixture
@@ -204,23 +203,12 @@ for name in sys.argv[1:]:
 """
 
 
-def run_with_hub(
-    hub: str, cache: Path, *names: str, script: str = HUB_SCRIPT, **env: str
-) -> list[str]:
-    done = subprocess.run(
-        [sys.executable, "-c", script, *names],
-        env={"HF_ENDPOINT": hub, "HF_HOME": str(cache), "PATH": "", **env},
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=60,
-    )
-    assert done.returncode == 0, done.stderr
-    return done.stdout.splitlines()
+def refusals(hub: str, cache: Path, *names: str, **env: str) -> list[str]:
+    return run_with_hub(hub, cache, HUB_SCRIPT, *names, **env).stdout.splitlines()
 
 
 def test_what_a_hub_refuses_is_explained(tmp_path: Path, hub: str) -> None:
-    gated, missing, private, broken = run_with_hub(
+    gated, missing, private, broken = refusals(
         hub, tmp_path, "org/gated", "org/missing", "org/private", "org/broken"
     )
     assert "org/gated is gated" in gated and "HF_TOKEN" in gated
@@ -231,8 +219,8 @@ def test_what_a_hub_refuses_is_explained(tmp_path: Path, hub: str) -> None:
 
 def test_an_unreachable_hub_is_explained(tmp_path: Path) -> None:
     nowhere = "http://127.0.0.1:9"
-    unreachable, invalid = run_with_hub(nowhere, tmp_path, "org/model", "not a name!")
-    (offline,) = run_with_hub(nowhere, tmp_path, "org/model", HF_HUB_OFFLINE="1")
+    unreachable, invalid = refusals(nowhere, tmp_path, "org/model", "not a name!")
+    (offline,) = refusals(nowhere, tmp_path, "org/model", HF_HUB_OFFLINE="1")
     assert "cannot be reached" in unreachable
     assert "HF_HUB_OFFLINE" in offline
     assert "neither a folder here nor a valid repository name" in invalid
@@ -259,4 +247,4 @@ found = find_checkpoint("org/model", progress=lambda stage, share: shares.append
 assert found.name == "org/model" and found.num_floats > 100_000
 assert shares[0] == 0.0 and shares[-1] == 1.0, shares
 """
-    run_with_hub(hub, tmp_path, script=script)
+    run_with_hub(hub, tmp_path, script)
