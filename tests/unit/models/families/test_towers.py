@@ -78,12 +78,13 @@ def test_pixels_are_bytes_and_leave_with_the_tower(family: VideoLanguageModel) -
 
 
 def _pieces(model: VideoLanguageModel, *media: DecodedMedia) -> tuple[int, torch.Tensor | None]:
+    found: torch.Tensor | None = None
+    prompt = prepare(model, user(*range(len(media)), "what?"), *media)
+
     def run() -> Iterator[None]:
         nonlocal found
         found = yield from model.embed_pieces(prompt)
 
-    found: torch.Tensor | None = None
-    prompt = prepare(model, user(*range(len(media)), "what?"), *media)
     return len(list(run())), found
 
 
@@ -196,15 +197,28 @@ HEADS, HEAD_DIM, SCALING = 3, 8, 0.3
 MODULE = torch.nn.Identity()  # of no interest
 
 
-def rows(num_rows: int, seed: int) -> list[torch.Tensor]:
+def rows(num_rows: int, seed: int) -> tuple[torch.Tensor, ...]:
     """Query, key and value as transformers lays them out: heads of rows that stand together."""
     generator = torch.Generator().manual_seed(seed)
     joined = torch.randn(num_rows, 3, HEADS, HEAD_DIM, generator=generator)
-    return [x.transpose(0, 1)[None] for x in joined.permute(1, 0, 2, 3).unbind(0)]
+    return tuple(x.transpose(0, 1)[None] for x in joined.permute(1, 0, 2, 3).unbind(0))
 
 
-def alone(given: list[torch.Tensor]) -> torch.Tensor:
-    return scaled_dot_product_attention(*given, scale=SCALING).transpose(1, 2)
+def alone(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
+    return scaled_dot_product_attention(query, key, value, scale=SCALING).transpose(1, 2)
+
+
+def attend(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    *,
+    bounds: torch.Tensor | None = None,
+) -> torch.Tensor:
+    found, _ = attend_in_windows(
+        MODULE, query, key, value, None, scaling=SCALING, cu_seq_lens_q=bounds
+    )
+    return found
 
 
 @settings(deadline=None)
@@ -215,15 +229,11 @@ def test_windows_see_themselves_alone(sizes: list[int], seed: int) -> None:
     given = rows(bounds[-1], seed)
     boundaries = torch.tensor(bounds, dtype=torch.int32)
     parts = [
-        alone([x[:, :, first:last] for x in given]) for first, last in itertools.pairwise(bounds)
+        alone(*(x[:, :, first:last] for x in given)) for first, last in itertools.pairwise(bounds)
     ]
     for _ in range(2):  # layers
-        found, _ = attend_in_windows(
-            MODULE, *given, None, scaling=SCALING, cu_seq_lens_q=boundaries
-        )
-        torch.testing.assert_close(found, torch.cat(parts, 1))
-    found, _ = attend_in_windows(MODULE, *given, None, scaling=SCALING)
-    torch.testing.assert_close(found, alone(given))  # without windows all rows see each other
+        torch.testing.assert_close(attend(*given, bounds=boundaries), torch.cat(parts, 1))
+    torch.testing.assert_close(attend(*given), alone(*given))  # without windows all see each other
 
 
 def test_layers_share_a_plan(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -232,5 +242,5 @@ def test_layers_share_a_plan(monkeypatch: pytest.MonkeyPatch) -> None:
     given = rows(10, 0)
     for boundaries in (torch.tensor([0, 4, 8, 10]), torch.tensor([0, 5, 10])):
         for _ in range(3):
-            attend_in_windows(MODULE, *given, None, scaling=SCALING, cu_seq_lens_q=boundaries)
+            attend(*given, bounds=boundaries)
     assert plan.call_count == 2

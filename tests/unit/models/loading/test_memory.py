@@ -34,9 +34,10 @@ CPU = torch.device("cpu")
 
 
 def needs(**changes: int) -> memory.MemoryNeeds:
-    sizes = {"weight_bytes": 100 * MIB, "slot_bytes": 10 * MIB, "work_bytes": 10 * MIB} | changes
-    lengths = {"context_length": 512, "slot_tokens": 512}
-    return memory.MemoryNeeds(name="a model", device=CPU, dtype=torch.float32, **lengths, **sizes)
+    values: dict[str, Any] = {"name": "a model", "device": CPU, "dtype": torch.float32}
+    values |= {"context_length": 512, "slot_tokens": 512}
+    values |= {"weight_bytes": 100 * MIB, "slot_bytes": 10 * MIB, "work_bytes": 10 * MIB}
+    return memory.MemoryNeeds(**(values | changes))
 
 
 def plan(**changes: Any) -> LoadPlan:
@@ -249,7 +250,7 @@ def test_the_context_is_the_checkpoints_own_where_memory_suffices(
 
 @pytest.mark.parametrize("num_slots", [1, 3])
 def test_a_small_memory_shortens_the_context(target_checkpoint: Path, num_slots: int) -> None:
-    caches = {"vision_cache_bytes": 0, "media_cache_bytes": 0}
+    caches: Any = {"vision_cache_bytes": 0, "media_cache_bytes": 0}
     with mock.patch("hippo.models.loading.memory.available_bytes", lambda device: 120 << 20):
         model = load_model(LoadPlan(str(target_checkpoint), num_slots=num_slots, **caches))
     context = model.info.max_context_length
