@@ -4,6 +4,7 @@ own."""
 from __future__ import annotations
 
 import dataclasses
+from typing import Any
 from unittest.mock import Mock
 
 import pytest
@@ -16,6 +17,7 @@ from hippo.types import (
     Media,
     MediaKind,
     MediaPart,
+    OpenRequest,
     Pruning,
     PruningStrategy,
     SamplingParams,
@@ -42,6 +44,12 @@ MEDIA = (
 VIDEO_FIRST = (MediaPart(0), TextPart("what is in the thing?"))
 QUESTION_FIRST = (TextPart("what is in the thing?"), MediaPart(0))
 SEVERAL = (MediaPart(0), TextPart("or"), MediaPart(2), MediaPart(1), TextPart("which?"))
+
+
+def question(content: tuple[ContentPart, ...], **changes: Any) -> OpenRequest:
+    media = MEDIA[: sum(isinstance(part, MediaPart) for part in content)]
+    messages = (ChatMessage("user", content),)
+    return toy_request(messages=messages, media=media, max_tokens=12, end_token_ids=(), **changes)
 
 
 # Of Qwen's that with all that the others have: M-RoPE, features for several layers, and experts.
@@ -74,14 +82,7 @@ async def test_every_policy_gives_the_target_only_output(
 async def test_every_strategy_gives_the_target_only_output(
     family_pair: Pair, content: tuple[ContentPart, ...], sampling: SamplingParams
 ) -> None:
-    num_media = sum(isinstance(part, MediaPart) for part in content)
-    request = toy_request(
-        messages=(ChatMessage("user", content),),
-        media=MEDIA[:num_media],
-        sampling=sampling,
-        max_tokens=12,
-        end_token_ids=(),
-    )
+    request = question(content, sampling=sampling)
     kept: dict[PruningStrategy, tuple[int, ...]] = {}
     async with (
         serving_target(family_pair.target, NoiseDecoder()) as (_, target),
@@ -108,13 +109,7 @@ async def test_a_draft_at_compacted_positions_gives_the_target_only_output(
     family_pair: Pair, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pruning = Pruning(PruningStrategy.SPECVLM, 0.9, causal_attention=True, compacted_positions=True)
-    request = toy_request(
-        messages=(ChatMessage("user", VIDEO_FIRST),),
-        media=MEDIA[:1],
-        pruning=pruning,
-        max_tokens=12,
-        end_token_ids=(),
-    )
+    request = question(VIDEO_FIRST, pruning=pruning)
     prefills = Mock(side_effect=family_pair.draft.prefill)
     async with (
         serving_target(family_pair.target, NoiseDecoder()) as (_, target),
