@@ -5,13 +5,11 @@ from __future__ import annotations
 
 import dataclasses
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
 
-from hippo.models.interface.base import (
-    Prompt,
-)
 from hippo.models.interface.content import cached_places
 from hippo.types import (
     ChatMessage,
@@ -19,6 +17,7 @@ from hippo.types import (
     Media,
     MediaKind,
     MediaPart,
+    OpenRequest,
     Pruning,
     PruningStrategy,
     SamplingParams,
@@ -47,10 +46,15 @@ QUESTION_FIRST = (TextPart("what is in the thing?"), MediaPart(0))
 SEVERAL = (MediaPart(0), TextPart("or"), MediaPart(2), MediaPart(1), TextPart("which?"))
 
 
+def question(content: tuple[ContentPart, ...], **changes: Any) -> OpenRequest:
+    media = MEDIA[: sum(isinstance(part, MediaPart) for part in content)]
+    messages = (ChatMessage("user", content),)
+    return toy_request(messages=messages, media=media, max_tokens=12, end_token_ids=(), **changes)
+
+
 # Of Qwen's that with all that the others have: M-RoPE, features for several layers, and experts.
 @pytest.fixture(scope="module", params=["qwen3_vl_moe", "llava_onevision", "internvl"])
 def family_pair(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Pair:
-    """A target and a noisy draft with a larger vocabulary size."""
     folder = tmp_path_factory.mktemp("pair")
     return Pair(
         load(write_family(folder / "target", request.param)),
@@ -78,14 +82,7 @@ async def test_every_policy_gives_the_target_only_output(
 async def test_every_strategy_gives_the_target_only_output(
     family_pair: Pair, content: tuple[ContentPart, ...], sampling: SamplingParams
 ) -> None:
-    num_media = sum(isinstance(part, MediaPart) for part in content)
-    request = toy_request(
-        messages=(ChatMessage("user", content),),
-        media=MEDIA[:num_media],
-        sampling=sampling,
-        max_tokens=12,
-        end_token_ids=(),
-    )
+    request = question(content, sampling=sampling)
     kept: dict[PruningStrategy, tuple[int, ...]] = {}
     async with (
         serving_target(family_pair.target, NoiseDecoder()) as (_, target),
@@ -112,27 +109,14 @@ async def test_a_draft_at_compacted_positions_gives_the_target_only_output(
     family_pair: Pair, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pruning = Pruning(PruningStrategy.SPECVLM, 0.9, causal_attention=True, compacted_positions=True)
-    request = toy_request(
-        messages=(ChatMessage("user", VIDEO_FIRST),),
-        media=MEDIA[:1],
-        pruning=pruning,
-        max_tokens=12,
-        end_token_ids=(),
-    )
-    prompts, reused = list[Prompt](), list[int]()
-    prefill = family_pair.draft.prefill
-
-    def noted(slot: int, prompt: Prompt, visual: Any, kept: Any, *, num_reused: int) -> Any:
-        prompts.append(prompt)
-        reused.append(num_reused)
-        return prefill(slot, prompt, visual, kept, num_reused=num_reused)
-
+    request = question(VIDEO_FIRST, pruning=pruning)
+    prefills = Mock(side_effect=family_pair.draft.prefill)
     async with (
         serving_target(family_pair.target, NoiseDecoder()) as (_, target),
         serving_draft(family_pair.draft, NoiseDecoder()) as (service, draft),
     ):
         alone = await target_only(target, request)
-        monkeypatch.setattr(family_pair.draft, "prefill", noted)
+        monkeypatch.setattr(family_pair.draft, "prefill", prefills)
         at_original = dataclasses.replace(pruning, compacted_positions=False)
         for own in (pruning, at_original, pruning):
             asked = dataclasses.replace(request, pruning=own)
@@ -142,7 +126,7 @@ async def test_a_draft_at_compacted_positions_gives_the_target_only_output(
     selection = answer.selection
     assert selection is not None
     kept = torch.tensor(selection.kept_indices)
-    moved, original, again = prompts
+    moved, original, again = (call.args[1] for call in prefills.call_args_list)
     num_cached = moved.length - selection.num_visual_tokens + kept.shape[0]
     places = cached_places(moved, kept)
     for prompt in (moved, again):
@@ -150,4 +134,5 @@ async def test_a_draft_at_compacted_positions_gives_the_target_only_output(
         axes = prompt.positions[:, places]
         assert torch.equal(axes, torch.arange(num_cached).expand_as(axes))
     differs = (original.positions != moved.positions).any(0)[places]
-    assert reused[1] <= int(differs.nonzero()[0])  # no row at another position
+    num_reused = prefills.call_args_list[1].kwargs["num_reused"]
+    assert num_reused <= int(differs.nonzero()[0])  # no row at another position

@@ -11,7 +11,6 @@ import torch
 from llguidance import grammar_from
 
 from hippo.types import SamplingParams
-from services.target.config import TargetSettings
 from tests.support.models.pairs import assert_equal_to_target_only, load
 from tests.support.running.services import toy_request
 
@@ -50,8 +49,3 @@ async def test_blocks_of_all_kinds_give_the_target_only_output_to_the_last_bit(
         toy_request("one in a form", sampling=form, max_tokens=60,
                     end_token_ids=target.info.end_token_ids),
     )  # fmt: skip
-
-
-def test_no_prefixes_are_reused_where_bits_count() -> None:
-    assert TargetSettings(model="m").keeps_prefixes
-    assert not TargetSettings(model="m", deterministic=True).keeps_prefixes

@@ -3,8 +3,6 @@ policy gives the target-only output; on a pretended GPU services wait for nothin
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -16,7 +14,6 @@ from hippo.engine.device_thread import DeviceThread
 from hippo.engine.jobs import Jobs
 from hippo.models.cached import CachedModel
 from hippo.models.runners.captured import CapturedRunner
-from hippo.rpc.client import DraftClient, TargetClient
 from hippo.types import OpenRequest, Pruning, PruningStrategy, SamplingParams
 from tests.support.devices.pretend_cuda import on_thread, pretended_device
 from tests.support.models import pairs
@@ -113,34 +110,20 @@ async def test_the_output_is_that_of_the_target_alone(
 
 
 def asked(max_tokens: int) -> list[OpenRequest]:
-    pruning = Pruning(PruningStrategy.HOLISTIC, 0.5, min_visual_tokens=1)
+    values: dict[str, Any] = {"max_tokens": max_tokens, "end_token_ids": ()}
+    values["pruning"] = Pruning(PruningStrategy.HOLISTIC, 0.5, min_visual_tokens=1)
     sampled = SamplingParams(
         temperature=0.8, top_p=0.95, seed=11, presence_penalty=0.3, logit_bias=((7, 0.5),)
     )
-    return [
-        toy_request(
-            sampling=sampling,
-            pruning=pruning,
-            request_id=name,
-            max_tokens=max_tokens,
-            end_token_ids=(),
-        )
-        for name, sampling in (("greedy", SamplingParams()), ("sampled", sampled))
-    ]
-
-
-PAIRS = {
-    "qwen2.5-vl": ("target_checkpoint", "draft_checkpoint"),
-    "llava-onevision": ("llava_checkpoint", "llava_draft_checkpoint"),
-    "internvl": ("internvl_checkpoint", "internvl_draft_checkpoint"),
-}
+    return [toy_request(**values), toy_request(request_id="2", sampling=sampled, **values)]
 
 
 @needs_gpu
-@pytest.mark.parametrize("names", PAIRS.values(), ids=PAIRS)
+@pytest.mark.parametrize("prefix", ["", "llava_", "internvl_"])
 async def test_policies_give_the_target_only_output(
-    names: tuple[str, str], request: pytest.FixtureRequest
+    prefix: str, request: pytest.FixtureRequest
 ) -> None:
+    names = f"{prefix}checkpoint" if prefix else "target_checkpoint", f"{prefix}draft_checkpoint"
     models = (load(request.getfixturevalue(name), device="cuda") for name in names)
     await assert_equal_to_target_only(models, *asked(100), policies=POLICIES[1:])
 
@@ -149,24 +132,14 @@ async def test_policies_give_the_target_only_output(
 _MAY_WAIT = ("tolist at sampler.py", "index at qwen_vl.py", "int at warmup.py")
 
 
-@dataclass(frozen=True)
-class Pair:
-    """Both services, and what made their device threads wait."""
-
-    draft: DraftClient
-    target: TargetClient
-    waits: list[str]
-    settled: list[int]  # by forward: when the piece before it was over, or 0
-
-
-@pytest.fixture(params=[False, True], ids=["masks", "flash attention"])
-async def pair(
-    request: pytest.FixtureRequest,
+@pytest.mark.parametrize("has_flash", [False, True], ids=["masks", "flash attention"])
+async def test_services_on_a_gpu_answer_as_the_target_on_a_cpu(
+    has_flash: bool,
     draft_checkpoint: Path,
     target_checkpoint: Path,
     monkeypatch: pytest.MonkeyPatch,
-) -> AsyncIterator[Pair]:
-    waits, settled = list[str](), list[int]()
+) -> None:
+    waits, settled = list[str](), list[int]()  # by forward: when the piece before it was over, or 0
     run: Any = DeviceThread._run
 
     def run_there(thread: DeviceThread) -> None:
@@ -177,38 +150,25 @@ async def pair(
         settled.append(wait_really(jobs))
         return settled[-1]
 
+    async with serving_target(load(target_checkpoint), NoiseDecoder()) as (_, client):
+        expected = [(await target_only(client, request)).token_ids for request in asked(12)]
     wait_really = Jobs.wait_for_device
     monkeypatch.setattr(DeviceThread, "_run", run_there)
     monkeypatch.setattr(Jobs, "wait_for_device", wait_for_device)
-    monkeypatch.setattr(torch.backends.cuda, "can_use_flash_attention", lambda _: request.param)
+    monkeypatch.setattr(torch.backends.cuda, "can_use_flash_attention", lambda _: has_flash)
     with pretended_device():
         with on_thread([]):
-            draft, target = (
-                load(one, device="cuda") for one in (draft_checkpoint, target_checkpoint)
-            )
-        decoder = NoiseDecoder()
+            models = [load(each, device="cuda") for each in (target_checkpoint, draft_checkpoint)]
         async with (
-            serving_target(target, decoder) as (_, target_client),
-            serving_draft(draft, decoder) as (_, draft_client),
+            serving_target(models[0], NoiseDecoder()) as (_, target),
+            serving_draft(models[1], NoiseDecoder()) as (_, draft),
         ):
-            yield Pair(draft_client, target_client, waits, settled)
-
-
-@pytest.fixture
-async def expected(target_checkpoint: Path) -> list[list[int]]:
-    async with serving_target(load(target_checkpoint), NoiseDecoder()) as (_, client):
-        return [(await target_only(client, request)).token_ids for request in asked(12)]
-
-
-async def test_services_on_a_gpu_answer_as_the_target_on_a_cpu(
-    expected: list[list[int]], pair: Pair
-) -> None:
-    for request, token_ids in zip(asked(12), expected, strict=True):
-        assert (await target_only(pair.target, request)).token_ids == token_ids
-        for policy in ("vpsd", "adaptive"):
-            answer = await relay(pair.draft, pair.target, request, policy)
-            assert answer.token_ids == token_ids
-            assert answer.selection is not None and answer.selection.kept_indices
-    assert {wait for wait in pair.waits if not wait.startswith(_MAY_WAIT)} == set()
-    assert any(pair.settled) and not all(pair.settled)
-    assert torch.cuda.device_count() == 1
+            for request, token_ids in zip(asked(12), expected, strict=True):
+                assert (await target_only(target, request)).token_ids == token_ids
+                for policy in ("vpsd", "adaptive"):
+                    answer = await relay(draft, target, request, policy)
+                    assert answer.token_ids == token_ids
+                    assert answer.selection is not None and answer.selection.kept_indices
+        assert torch.cuda.device_count() == 1
+    assert {wait for wait in waits if not wait.startswith(_MAY_WAIT)} == set()
+    assert any(settled) and not all(settled)

@@ -51,12 +51,9 @@ def relative(actual: torch.Tensor, expected: torch.Tensor) -> float:
     return float((actual - expected).norm() / expected.norm())
 
 
-def layer_of(model: Any) -> Any:
-    return model.model.model.language_model.layers[0]
-
-
-def head_of(model: Any) -> Any:
-    return model.model.lm_head
+def weight_of(model: Any) -> torch.Tensor:
+    weight: torch.Tensor = model.model.model.language_model.layers[0].mlp.up_proj.weight
+    return weight
 
 
 @pytest.mark.parametrize(
@@ -78,7 +75,7 @@ def test_a_form_of_the_hub_gives_transformers_logits_of_the_same_weights(
     model.forward(step(0, 1, 8, 9))  # rejected: the next step begins before them
     again = reference.recompute(prompt, None, (5, 4))[-1:, : model.info.num_token_ids]
     assert_close(model.forward(step(0, 1, 4)), again)
-    assert (layer_of(model).mlp.up_proj.weight.numel() > 0) == (form == "unsloth bnb-4bit")
+    assert (weight_of(model).numel() > 0) == (form == "unsloth bnb-4bit")
 
 
 def test_layers_stay_in_fp8_where_the_device_multiplies_it(tmp_path: Path) -> None:
@@ -89,7 +86,7 @@ def test_layers_stay_in_fp8_where_the_device_multiplies_it(tmp_path: Path) -> No
         mock.patch.object(torch.cuda, "get_device_capability", lambda *device: (9, 0)),
     ):
         model = load(folder, dtype="bfloat16")
-    assert layer_of(model).mlp.up_proj.weight.dtype == torch.float8_e4m3fn
+    assert weight_of(model).dtype == torch.float8_e4m3fn
     together = answer(model)
     assert relative(together, answer(load(plain))) < 0.2  # activations are rounded to FP8
     one_by_one = [model.forward(step(0, index, token)) for index, token in enumerate((5, 6, 7))]
@@ -114,8 +111,8 @@ def test_layers_are_quantised_while_a_plain_checkpoint_is_loaded(
     assert 0 < relative(together, answer(load(folder))) < limit
     for index, token in enumerate((5, 6, 7)):  # rows do not depend on those beside them
         assert_close(model.forward(step(0, index, token)), together[index + 1 : index + 2])
-    assert type(layer_of(model).mlp.up_proj.weight) is not torch.nn.Parameter
-    assert type(head_of(model).weight) is torch.nn.Parameter
+    assert type(weight_of(model)) is not torch.nn.Parameter
+    assert type(model.model.lm_head.weight) is torch.nn.Parameter
 
 
 def test_a_checkpoint_that_torchao_quantised_gives_transformers_logits(
@@ -141,19 +138,15 @@ def test_a_checkpoint_that_torchao_quantised_gives_transformers_logits(
     [
         ("target_checkpoint", "int8", "nf4"),
         ("qwen3_checkpoint", "nf4", "int8"),
+        ("qwen3_checkpoint", "published FP8", None),
     ],
 )
 async def test_the_output_of_a_quantised_pair_is_that_of_its_target_alone(
-    request: pytest.FixtureRequest, checkpoint: str, target: str, draft: str
+    request: pytest.FixtureRequest, checkpoint: str, target: str, draft: str | None, tmp_path: Path
 ) -> None:
     folder: Path = request.getfixturevalue(checkpoint)
-    models = [load(folder, quantization=name, num_slots=2) for name in (target, draft)]
-    await assert_equal_to_target_only(models, REQUEST)
-
-
-async def test_the_output_with_published_fp8_is_that_of_the_target_alone(
-    qwen3_checkpoint: Path, tmp_path: Path
-) -> None:
-    target, _ = write_quantized(tmp_path, QWEN3, "RedHatAI FP8-dynamic")
-    models = load(target, num_slots=2), load(qwen3_checkpoint, num_slots=2)
-    await assert_equal_to_target_only(models, REQUEST)
+    if target == "published FP8":
+        quantised = load(write_quantized(tmp_path, QWEN3, "RedHatAI FP8-dynamic")[0])
+    else:
+        quantised = load(folder, quantization=target)
+    await assert_equal_to_target_only((quantised, load(folder, quantization=draft)), REQUEST)

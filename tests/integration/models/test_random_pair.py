@@ -10,13 +10,13 @@ import torch
 
 from bench.shapes.random_pair import LETTERS, PairForm, answer_tables, write_pair
 from hippo.catalog.shapes import find_shape
-from hippo.models.interface.base import SequenceRows, StepPlan, VideoLanguageModel
+from hippo.models.interface.base import VideoLanguageModel
 from hippo.models.interface.plan import LoadPlan
 from hippo.models.load import load_model
 from hippo.models.loading.resolve import import_transformers
-from hippo.types import ChatMessage, FramePlan, TextPart
 from tests.support.models.hub_forms import write_qwen_files
 from tests.support.models.quantized import has_packages
+from tests.support.models.reference import prefill, prepare, step, user
 
 _TARGET, _DRAFT = "Qwen/Qwen2.5-VL-7B-Instruct", "Qwen/Qwen2.5-VL-3B-Instruct"
 _SHARES = (0.8, 0.9)
@@ -25,16 +25,13 @@ _NUM_TOKENS = 30
 
 def _prefill(model: VideoLanguageModel, letter: str) -> tuple[int, int]:
     """The prompt's last token, and the token that the model answers."""
-    message = ChatMessage("user", (TextPart(f"What happens? {letter}"),))
-    prompt = model.prepare_prompt([message], [], FramePlan())
-    *_, logits = model.prefill(0, prompt, None, None)
-    assert logits is not None
-    return int(prompt.input_ids[-1]), int(logits.argmax())
+    prompt = prepare(model, user(f"What happens? {letter}"))
+    return int(prompt.input_ids[-1]), int(prefill(model, 0, prompt).argmax())
 
 
 def _step(model: VideoLanguageModel, index: int, token: int) -> int:
     """The model's token after ``token``, which is fed at the index of the answer."""
-    return int(model.forward(StepPlan((SequenceRows(0, index, (token,)),)))[-1].argmax())
+    return int(model.forward(step(0, index, token))[-1].argmax())
 
 
 @pytest.mark.parametrize("target_form", [None, "unsloth bnb-4bit"])

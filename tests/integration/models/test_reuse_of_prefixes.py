@@ -14,7 +14,6 @@ from hippo.types import (
     ChatMessage,
     Media,
     MediaKind,
-    MediaPart,
     OpenRequest,
     Pruning,
     PruningStrategy,
@@ -38,7 +37,6 @@ COLD: dict[str, Any] = {"prefix_cache": False, "vision_cache_mb": 0}
 
 
 def question(text: str, data: bytes = b"aaaa", **changes: Any) -> OpenRequest:
-    """A question after a clip, 20 tokens of answer."""
     values: dict[str, Any] = {
         "media": (Media(MediaKind.VIDEO, data),),
         "pruning": Pruning(PruningStrategy.NONE),
@@ -134,25 +132,19 @@ async def test_uv_computes_the_video_again_and_scores_it_alike(pair: Pair) -> No
     assert warm[1].verdicts[0].timing.num_rows > warm[1].selection.num_visual_tokens
 
 
-async def test_a_second_question_runs_only_its_own_rows(pair: Pair) -> None:
+async def test_a_second_question_or_turn_runs_only_its_own_rows(pair: Pair) -> None:
+    asked = question("what is in the thing?", max_tokens=8)
     async with serving_target(pair.target, NoiseDecoder()) as (_, client):
-        first = await target_only(client, question("what is in the thing?"))
+        first = await target_only(client, asked)
+        turn = await target_only(client, next_turn(asked, "the hat", "and then?"))
         second = await target_only(client, question("where does the man go?"))
         other = await target_only(client, question("where does the man go?", b"bbbb"))
     assert num_reused(first) == 0
+    assert num_reused(turn) >= first.verdicts[0].timing.num_rows - 1
     timing = second.verdicts[0].timing
     assert timing.context_length > timing.num_rows
     assert other.selection is not None
     assert num_reused(other) + other.selection.num_visual_tokens <= num_reused(second)
-
-
-async def test_a_second_turn_runs_only_what_follows_the_first_answer(pair: Pair) -> None:
-    first = question("what is in the thing?", max_tokens=8)
-    async with serving_target(pair.target, NoiseDecoder()) as (_, client):
-        answer = await target_only(client, first)
-        prompt_rows = answer.verdicts[0].timing.num_rows
-        second = await target_only(client, next_turn(first, "the hat", "and then?"))
-    assert num_reused(second) >= prompt_rows - 1
 
 
 async def test_without_the_options_nothing_is_kept(pair: Pair) -> None:
@@ -212,29 +204,11 @@ async def test_any_order_of_questions_turns_and_departures_gives_cold_answers(pa
 
 
 async def leave_early(target: TargetClient, request: OpenRequest, *, num_messages: int) -> None:
-    """Goes away after some messages."""
     async with target.verify(request) as stream:
         async for _ in stream:
             if num_messages == 0:
                 return
             num_messages -= 1
-
-
-async def test_an_image_and_a_video_of_the_same_frames_are_not_the_same(pair: Pair) -> None:
-    parts = (MediaPart(0), TextPart("and"), MediaPart(1), TextPart("what?"))
-    kinds = (MediaKind.VIDEO, MediaKind.IMAGE)
-    request = question(
-        "",
-        messages=(ChatMessage("user", parts),),
-        media=tuple(Media(kind, b"aaaa") for kind in kinds),
-    )
-    swapped = dataclasses.replace(request, media=request.media[::-1])
-    requests = [request, swapped, request]
-    cold = await cold_answers(pair, requests)
-    async with serving_target(pair.target, NoiseDecoder()) as (service, target):
-        for one, expected in zip(requests, cold, strict=True):
-            assert (await target_only(target, one)).token_ids == expected.token_ids
-        assert backend_of(service).engine.vision_cache.num_misses == 2
 
 
 @pytest.mark.parametrize(

@@ -3,21 +3,18 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
 
 import pytest
 
 from hippo.base.config import SettingsError
 from hippo.errors import InvalidRequestError, ModelLoadError
 from hippo.types import (
-    ChatMessage,
+    OpenRequest,
     PromptInfo,
     Pruning,
     PruningStrategy,
-    SamplingParams,
     Selection,
     SpatialScore,
-    TextPart,
     Verdict,
 )
 from services.target.config import TargetSettings
@@ -26,6 +23,7 @@ from tests.support.running.gate import Gate
 from tests.support.running.services import (
     serving_target,
     target_only,
+    text_request,
     toy_request,
 )
 
@@ -35,7 +33,6 @@ SCORED = [
     PruningStrategy.SPECVLM,
     PruningStrategy.UV,
 ]
-SAMPLED = SamplingParams(temperature=0.8, top_p=0.95, seed=11)
 NUM_TOY_TOKENS = 16
 
 
@@ -63,30 +60,26 @@ async def test_the_selection_is_there_while_the_later_layers_wait(
 
 
 @pytest.mark.parametrize(
-    ("pruning", "num_videos", "num_kept"),
+    ("request_", "num_kept"),
     [
-        (Pruning(PruningStrategy.UNIFORM, 0.5), 1, 8),
-        (Pruning(PruningStrategy.NONE), 1, 16),
-        (Pruning(PruningStrategy.HOLISTIC, 0.0), 1, 16),
-        (Pruning(PruningStrategy.ATTENTION, 0.05), 1, 16),
-        (Pruning(PruningStrategy.HOLISTIC, 0.9), 0, 0),
-        (Pruning(PruningStrategy.SPECVLM, 0.9), 0, 0),
-        (Pruning(PruningStrategy.HOLISTIC, 0.9, min_visual_tokens=17), 1, 16),
-        (Pruning(PruningStrategy.UNIFORM, 0.9, min_visual_tokens=17), 1, 16),
-        (Pruning(PruningStrategy.UNIFORM, 0.5, min_visual_tokens=16), 1, 8),
+        (toy_request(pruning=Pruning(PruningStrategy.UNIFORM, 0.5)), 8),
+        (toy_request(pruning=Pruning(PruningStrategy.NONE)), 16),
+        (toy_request(pruning=Pruning(PruningStrategy.HOLISTIC, 0.0)), 16),
+        (toy_request(pruning=Pruning(PruningStrategy.ATTENTION, 0.05)), 16),
+        (text_request(pruning=Pruning(PruningStrategy.HOLISTIC, 0.9)), 0),
+        (text_request(pruning=Pruning(PruningStrategy.SPECVLM, 0.9)), 0),
+        (toy_request(pruning=Pruning(PruningStrategy.HOLISTIC, 0.9, min_visual_tokens=17)), 16),
+        (toy_request(pruning=Pruning(PruningStrategy.UNIFORM, 0.9, min_visual_tokens=17)), 16),
+        (toy_request(pruning=Pruning(PruningStrategy.UNIFORM, 0.5, min_visual_tokens=16)), 8),
     ],
 )
 async def test_a_choice_that_needs_no_scores_is_said_before_any_device_work(
-    pruning: Pruning, num_videos: int, num_kept: int
+    request_: OpenRequest, num_kept: int
 ) -> None:
     model = ToyModel()
     async with serving_target(model) as (_, client):
         model.on_piece = gate = Gate()
-        request = toy_request(pruning=pruning, max_tokens=2)
-        if not num_videos:
-            text = (ChatMessage("user", (TextPart("what?"),)),)
-            request = toy_request(pruning=pruning, max_tokens=2, messages=text, media=())
-        async with client.verify(request) as stream:
+        async with client.verify(request_) as stream:
             assert isinstance(await anext(stream), PromptInfo)
             selection = await anext(stream)
             assert isinstance(selection, Selection)
@@ -96,27 +89,16 @@ async def test_a_choice_that_needs_no_scores_is_said_before_any_device_work(
     assert model.tapped[-1] is None
 
 
-async def test_half_of_the_layers_is_tapped_unless_the_operator_says_otherwise() -> None:
-    request = toy_request(pruning=Pruning(PruningStrategy.ATTENTION, 0.5), max_tokens=1)
-    for given, tapped in ((None, 1), (3, 3)):
-        model = ToyModel()
-        async with serving_target(model, score_layers=given) as (_, client):
-            answer = await target_only(client, request)
-        assert model.tapped[-1] == tapped
-        assert answer.selection is not None
-
-
 async def test_a_request_says_how_many_layers_score_and_how() -> None:
-    given: list[dict[str, Any]] = [
-        {"score_layer_share": 1.0},
-        {"spatial_score": SpatialScore.VARIANCE},
-        {"spread": 1.0},
-        {},
-    ]
     model, kept, tapped = ToyModel(), [], []
+    holistic = Pruning(PruningStrategy.HOLISTIC, 0.5)
     async with serving_target(model) as (_, client):
-        for options in given:
-            pruning = Pruning(PruningStrategy.HOLISTIC, 0.5, **options)
+        for pruning in (
+            dataclasses.replace(holistic, score_layer_share=1.0),
+            dataclasses.replace(holistic, spatial_score=SpatialScore.VARIANCE),
+            dataclasses.replace(holistic, spread=1.0),
+            holistic,
+        ):
             answer = await target_only(client, toy_request(pruning=pruning, max_tokens=1))
             assert answer.selection is not None
             kept.append(answer.selection.kept_indices)

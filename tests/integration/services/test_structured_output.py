@@ -51,7 +51,7 @@ REGEXES = ("(ab|abc|x[yz]){5,12}", "[a-h]{3}( [a-h]{3}){2,6}", "(xyz)?a*b{4,9}")
 def _lettered(**options: Any) -> ToyModel:
     """A model with a tokenizer in which its ids stand for ``TEXTS``."""
     model = ToyModel(**options)
-    model._info = dataclasses.replace(model.info, tokenizer_json=letter_tokenizer(TEXTS, SPECIAL))
+    model.info = dataclasses.replace(model.info, tokenizer_json=letter_tokenizer(TEXTS, SPECIAL))
     return model
 
 

@@ -15,7 +15,6 @@ Result = tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Ten
 
 @contextlib.contextmanager
 def flash_operator() -> Iterator[None]:
-    """The CPU has the operator meanwhile."""
     library: Any = importlib.import_module("torch.library").Library("aten", "IMPL")
     try:
         library.impl("_flash_attention_forward", flash_attention_forward, "CPU")

@@ -13,6 +13,8 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from hippo.models.cached import CachedModel
+from hippo.models.runners.captured import CapturedRunner
 from hippo.models.runners.graphs import Replay
 
 Operation = tuple[Any, tuple[Any, ...], dict[str, Any], Any]
@@ -39,6 +41,10 @@ class RecordedGraphs:
             return output
 
         return replay
+
+
+def runner_of(model: CachedModel, capture: Any, **options: Any) -> CapturedRunner:
+    return CapturedRunner(model._stack, model._cache, model.embedding, capture, **options)
 
 
 class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]

@@ -43,7 +43,6 @@ def two_ranks(folder: Path, **changes: Any) -> Iterator[tuple[VideoLanguageModel
 
 
 def followers_of(process_id: int) -> list[psutil.Process]:
-    """The followers that a process has started."""
     return [
         child
         for child in psutil.Process(process_id).children()

@@ -9,10 +9,11 @@ wait for a GPU is counted. What kernels a GPU chooses, and what they give, this 
 from __future__ import annotations
 
 import contextlib
+import functools
 import importlib
 import os
 import traceback
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -21,6 +22,7 @@ from unittest import mock
 import torch
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves, tree_map
 
 from tests.support.devices.flash_operator import flash_operator
 
@@ -63,7 +65,7 @@ class PretendTensor(torch.Tensor):
 def run_pretended(func: Any, args: Any, kwargs: Any, waits: list[str]) -> Any:
     """Runs an operation on the numbers; its results are where they would be."""
     name = func.overloadpacket.__name__
-    flat = _leaves([*args, *kwargs.values()])
+    flat = tree_leaves((args, kwargs))
     tensors = [each for each in flat if isinstance(each, torch.Tensor)]
     pretended = [each for each in tensors if isinstance(each, PretendTensor)]
     devices = [each for each in flat if isinstance(each, torch.device)]
@@ -73,83 +75,65 @@ def run_pretended(func: Any, args: Any, kwargs: Any, waits: list[str]) -> Any:
     for each in pretended:
         if each.shape != each.numbers.shape:  # somebody set its ``data``
             raise RuntimeError(f"{func}: a tensor of shape {tuple(each.shape)}, emptied before")
-    ordinary = [each for each in tensors if not isinstance(each, PretendTensor) and each.dim()]
+    ordinary = [each for each in tensors if _is_here(each)]
     if pretended and ordinary and name not in _TAKES_BOTH:
         raise RuntimeError(
             f"{func}: expected all tensors to be on the same device, but found cuda:0 and cpu"
         )
     if name in ("index", "index_put", "index_put_") and not isinstance(args[0], PretendTensor):
         assert not pretended, f"{func}: indices are on cuda:0, what is indexed is on the cpu"
-    goes_there = bool(pretended) and not devices
-    is_copied_here = name == "copy_" and not isinstance(args[0], PretendTensor)
-    if is_made_there and ordinary and (not kwargs.get("non_blocking") or _is_paged(ordinary[0])):
-        waits.append(f"{name} at {_caller()}")
-    if name == "copy_" and ordinary and pretended and args[1] is ordinary[0]:
-        if not (len(args) > 2 and args[2]) or _is_paged(ordinary[0]):
-            waits.append(f"{name} at {_caller()}")
+    is_copy = name == "copy_"
+    is_copied_here = is_copy and not isinstance(args[0], PretendTensor)
+    is_blocking = not (args[2:3] == (True,) if is_copy else kwargs.get("non_blocking"))
+    does_wait = False
+    if ordinary and (is_made_there or (is_copy and pretended and args[1] is ordinary[0])):
+        does_wait = is_blocking or _is_paged(ordinary[0])
     if pretended:
-        is_read = name in _WAITS or bool(devices and not is_made_there)
-        is_read |= is_copied_here and not (len(args) > 2 and args[2])  # non_blocking
-        is_masked = name in ("index", "index_put_") and any(
-            index is not None
-            and (index.dtype in (torch.bool, torch.uint8) or not isinstance(index, PretendTensor))
-            for index in args[1]
+        does_wait |= name in _WAITS or bool(devices and not is_made_there)
+        does_wait |= is_copied_here and is_blocking
+        does_wait |= name in ("index", "index_put_") and any(
+            index is not None and _is_masking(index) for index in args[1]
         )
-        if is_read or is_masked:
-            waits.append(f"{name} at {_caller()}")
-    if name == "_local_scalar_dense" or (
-        name == "copy_" and not isinstance(args[0], PretendTensor)
-    ):
-        goes_there = False
+    if does_wait:
+        waits.append(f"{name} at {_caller()}")
     if name == "is_pinned":
         return getattr(args[0], "is_pretended_pinned", False)
     if name == "_pin_memory":
         pinned = args[0].clone()
         pinned.is_pretended_pinned = True
         return pinned
-    args, kwargs = _mapped(_really, args), _mapped(_really, kwargs)
+    args, kwargs = tree_map(_really, (args, kwargs))
     kwargs.pop("pin_memory", None)
     if name == "histc":  # a CPU counts no integers
         args = (args[0].double(), *args[1:])
     result = func(*args, **kwargs)
     if name == "histc":
         result = result.int()
+    goes_there = pretended and not (devices or is_copied_here or name == "_local_scalar_dense")
     if not (goes_there or is_made_there):
         return result
     known = {id(each.numbers): each for each in pretended}  # what an operation in place gives back
-    return _mapped(
-        lambda each: _wrapped(each, known) if isinstance(each, torch.Tensor) else each, result
-    )
+
+    def pretended_one(each: Any) -> Any:
+        is_new = isinstance(each, torch.Tensor) and id(each) not in known
+        return PretendTensor(each) if is_new else known.get(id(each), each)
+
+    return tree_map(pretended_one, result)
 
 
-def _leaves(values: Iterable[Any]) -> list[Any]:
-    """What the values and the lists among them hold."""
-    found: list[Any] = []
-    for value in values:
-        if isinstance(value, list | tuple):
-            found += _leaves(value)
-        else:
-            found.append(value)
-    return found
+def _is_here(tensor: torch.Tensor) -> bool:
+    """Whether it is on the CPU and more than a number."""
+    return not isinstance(tensor, PretendTensor) and tensor.dim() > 0
 
 
-def _mapped(function: Callable[[Any], Any], value: Any) -> Any:
-    """The value with the function's result for each leaf."""
-    if type(value) in (list, tuple):
-        return type(value)([_mapped(function, each) for each in value])
-    if type(value) is dict:
-        return {name: _mapped(function, each) for name, each in value.items()}
-    return function(value)
+def _is_masking(index: torch.Tensor) -> bool:
+    """Whether the host must know the numbers to index by it, or to move it."""
+    return index.dtype in (torch.bool, torch.uint8) or not isinstance(index, PretendTensor)
 
 
 def _is_paged(source: torch.Tensor) -> bool:
     """Whether a copy from there is more than the driver stages at once."""
     return source.nbytes > 1 << 16 and not getattr(source, "is_pretended_pinned", False)
-
-
-def _wrapped(numbers: torch.Tensor, known: dict[int, PretendTensor]) -> PretendTensor:
-    found = known.get(id(numbers))
-    return PretendTensor(numbers) if found is None else found
 
 
 def _really(value: Any) -> Any:
@@ -187,8 +171,8 @@ class _Functions(TorchFunctionMode):
         super().__init__()
         self._waits = waits
         self._instead: dict[Any, Any] = {
-            torch.Tensor.__getitem__: _get_item,
-            torch.Tensor.__setitem__: _set_item,
+            torch.Tensor.__getitem__: self._get_item,
+            torch.Tensor.__setitem__: self._set_item,
             torch.Tensor.contiguous: lambda x: (
                 x if x.is_contiguous() else x.clone(memory_format=torch.contiguous_format)
             ),
@@ -196,12 +180,10 @@ class _Functions(TorchFunctionMode):
                 x, source, non_blocking
             ),
             torch.Tensor.__invert__: torch.ops.aten.bitwise_not.default,
-            torch.Tensor.tolist: lambda x: self._read(x, "tolist").tolist(),
-            torch.Tensor.item: lambda x: self._read(x, "item").item(),
-            torch.Tensor.cpu: lambda x: self._read(x, "cpu").clone(),
-            torch.Tensor.__bool__: lambda x: bool(self._read(x, "bool")),
-            torch.Tensor.__int__: lambda x: int(self._read(x, "int")),
-            torch.Tensor.__float__: lambda x: float(self._read(x, "float")),
+            **{
+                getattr(torch.Tensor, name): functools.partial(self._read, name)
+                for name in ("tolist", "item", "cpu", "__bool__", "__int__", "__float__")
+            },
         }
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -209,56 +191,23 @@ class _Functions(TorchFunctionMode):
             return self._instead[func](*args, **(kwargs or {}))
         return func(*args, **(kwargs or {}))
 
-    def _read(self, tensor: PretendTensor, name: str) -> torch.Tensor:
-        self._waits.append(f"{name} at {_caller()}")
-        return tensor.numbers
+    def _read(self, name: str, tensor: PretendTensor) -> Any:
+        self._waits.append(f"{name.strip('_')} at {_caller()}")
+        return getattr(tensor.numbers.clone(), name)()
 
+    def _get_item(self, tensor: PretendTensor, index: Any) -> torch.Tensor:
+        return PretendTensor(tensor.numbers[self._places(index)])
 
-def _get_item(tensor: torch.Tensor, index: Any) -> torch.Tensor:
-    view, tensors = _subscripted(tensor, index)
-    if tensors:
-        found: torch.Tensor = torch.ops.aten.index.Tensor(view, tensors)
-        return found
-    return torch.ops.aten.alias(view) if view is tensor else view
+    def _set_item(self, tensor: PretendTensor, index: Any, value: Any) -> None:
+        if isinstance(value, torch.Tensor) and _is_here(value):
+            self._waits.append(f"copy_ at {_caller()}")
+        tensor.numbers[self._places(index)] = _really(value)
 
-
-def _set_item(tensor: torch.Tensor, index: Any, value: Any) -> None:
-    view, tensors = _subscripted(tensor, index)
-    if not isinstance(value, torch.Tensor):
-        value = torch.full((), value, dtype=view.dtype, device=CUDA)
-    if tensors:
-        torch.ops.aten.index_put_.default(view, tensors, value)
-    else:
-        torch.ops.aten.copy_.default(view, value)
-
-
-def _subscripted(
-    tensor: torch.Tensor, index: Any
-) -> tuple[torch.Tensor, list[torch.Tensor | None]]:
-    """The view that plain subscripts give, and the tensors to index that by."""
-    given = index if isinstance(index, tuple) else (index,)
-    num_dims = sum(each is not None and each is not Ellipsis for each in given)
-    dim, tensors = 0, dict[int, torch.Tensor]()
-    for each in given:
-        if each is Ellipsis:
-            dim += tensor.dim() - dim - (num_dims - _num_before(given))
-        elif each is None:
-            tensor, dim = tensor.unsqueeze(dim), dim + 1
-        elif isinstance(each, torch.Tensor):
-            tensors[dim], dim = each, dim + 1
-        elif isinstance(each, slice):
-            step = 1 if each.step is None else each.step
-            tensor = torch.ops.aten.slice.Tensor(tensor, dim, each.start, each.stop, step)
-            dim += 1
-        else:
-            tensor = torch.select(tensor, dim, each)
-    last = max(tensors, default=-1)
-    return tensor, [tensors.get(dim) for dim in range(last + 1)]
-
-
-def _num_before(given: tuple[Any, ...]) -> int:
-    before = given[: next(place for place, each in enumerate(given) if each is Ellipsis)]
-    return sum(each is not None for each in before)
+    def _places(self, index: Any) -> Any:
+        """What to index the numbers by."""
+        if any(isinstance(each, torch.Tensor) and _is_masking(each) for each in tree_leaves(index)):
+            self._waits.append(f"index at {_caller()}")
+        return tree_map(_really, index)
 
 
 class _Event:
@@ -281,7 +230,6 @@ def pretend_cuda() -> Iterator[list[str]]:
 
 @contextlib.contextmanager
 def pretended_device() -> Iterator[None]:
-    """torch finds a CUDA device meanwhile."""
     properties = SimpleNamespace(
         uuid="GPU-pretended", name="pretended", total_memory=80 * _GIB, major=9, minor=0
     )

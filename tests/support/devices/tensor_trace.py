@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -33,19 +33,19 @@ class TensorTrace(TorchDispatchMode):
         args: tuple[Any, ...] = (),
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
-        """Runs the operator and counts."""
         given = dict(kwargs or {})
         known = {_key(tensor) for tensor in _tensors((args, given))}
         result = func(*args, **given)
         num_written = 0
-        for argument, value in _arguments(func, args, given):
+        for place, argument in enumerate(func._schema.arguments):
             if argument.alias_info is not None and argument.alias_info.is_write:
-                num_written += sum(_num_bytes(tensor) for tensor in _tensors(value))
+                value = args[place] if place < len(args) else given.get(argument.name)
+                num_written += sum(tensor.nbytes for tensor in _tensors(value))
         for tensor in _tensors(result):
             key = _key(tensor)
             if key is not None and key not in known:
                 known.add(key)
-                num_written += _num_bytes(tensor)
+                num_written += tensor.nbytes
                 self._add(key, tensor.untyped_storage())
         if num_written:
             self.written[str(func)] += num_written
@@ -62,23 +62,8 @@ class TensorTrace(TorchDispatchMode):
         self.peak_bytes = max(self.peak_bytes, sum(size for _, size in self._live.values()))
 
 
-def _arguments(
-    func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]
-) -> Iterator[tuple[Any, Any]]:
-    """What the operator declares of each argument, and what was given for it."""
-    for place, argument in enumerate(func._schema.arguments):
-        if place < len(args):
-            yield argument, args[place]
-        elif argument.name in kwargs:
-            yield argument, kwargs[argument.name]
-
-
 def _tensors(values: Any) -> list[torch.Tensor]:
     return [value for value in tree_leaves(values) if isinstance(value, torch.Tensor)]
-
-
-def _num_bytes(tensor: torch.Tensor) -> int:
-    return tensor.numel() * tensor.element_size()
 
 
 def _key(tensor: torch.Tensor) -> int | None:

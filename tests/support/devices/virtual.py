@@ -52,8 +52,6 @@ def row_cost(name: str, num_rows: int) -> float:
 
 
 def simulate(policy: Policy, trace: Sequence[bool], machine: VirtualMachine, seed: int) -> Outcome:
-    """One sequence as long as the trace."""
-
     def target(history: Sequence[int]) -> int:
         return len(history) * 7 % 1000
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 from tests.support.models.checkpoints import write_checkpoint
 from tests.support.models.internvl import write_internvl_checkpoint
@@ -13,15 +14,12 @@ ALL_FAMILIES = (*QWEN_FAMILIES, "llava_onevision", "internvl")
 ORDERED_LLAVA = "llava_onevision, parts in order"
 
 
-def write_family(
-    folder: Path, family: str, *, noise: float = 0.0, vocab_size: int | None = None
-) -> Path:
-    """Saves a checkpoint of ``family`` (a ``model_type``, or ORDERED_LLAVA); the other arguments
-    are those of write_checkpoint."""
+def write_family(folder: Path, family: str, **saved: Any) -> Path:
+    """Saves a checkpoint of ``family`` (a ``model_type``, or ORDERED_LLAVA); ``saved`` are
+    arguments of save_random."""
     if family in QWEN_FAMILIES:
-        return write_checkpoint(folder, family=family, noise=noise, vocab_size=vocab_size)
+        return write_checkpoint(folder, family=family, **saved)
     if family == "internvl":
-        return write_internvl_checkpoint(folder, noise=noise, vocab_size=vocab_size)
-    if family == ORDERED_LLAVA:
-        return write_llava_checkpoint(folder, chat_template=ORDERED_TEMPLATE)
-    return write_llava_checkpoint(folder, noise=noise, vocab_size=vocab_size)
+        return write_internvl_checkpoint(folder, **saved)
+    templates = {"chat_template": ORDERED_TEMPLATE} if family == ORDERED_LLAVA else {}
+    return write_llava_checkpoint(folder, **templates, **saved)

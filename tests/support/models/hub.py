@@ -5,10 +5,14 @@ from __future__ import annotations
 import hashlib
 import http.server
 import json
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 COMMIT = "0" * 39 + "1"
 REFUSALS = {
@@ -19,62 +23,72 @@ REFUSALS = {
 }
 
 
-class HubServer(http.server.ThreadingHTTPServer):
-    """Serves each folder as the repository of its name, and REFUSALS."""
-
-    def __init__(self, folders: Mapping[str, Path]) -> None:
-        super().__init__(("127.0.0.1", 0), _Handler)
-        self.repositories = {
-            name: {path.name: path.read_bytes() for path in folder.iterdir()}
-            for name, folder in folders.items()
-        }
-
-    @property
-    def url(self) -> str:
-        """Its HF_ENDPOINT."""
-        return f"http://127.0.0.1:{self.server_address[1]}"
-
-
 @contextmanager
 def serving_hub(folders: Mapping[str, Path]) -> Iterator[str]:
-    """Gives the address of a hub with these repositories."""
-    with HubServer(folders) as server:
+    """Gives the address (HF_ENDPOINT) of a hub with each folder as the repository of its name, and
+    with REFUSALS."""
+    repositories = {
+        name: {path.name: path.read_bytes() for path in folder.iterdir()}
+        for name, folder in folders.items()
+    }
+    handler = partial(_Handler, repositories)
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
         thread = threading.Thread(target=server.serve_forever)
         thread.start()
-        yield server.url
+        yield f"http://127.0.0.1:{server.server_address[1]}"
         server.shutdown()
         thread.join()
 
 
+def run_with_hub(
+    hub: str, cache: Path, script: str, *names: str, **env: str
+) -> subprocess.CompletedProcess[str]:
+    """Runs a script of Python about the names, to its good end."""
+    done = subprocess.run(
+        [sys.executable, "-c", script, *names],
+        env={"HF_ENDPOINT": hub, "HF_HOME": str(cache), "PATH": "", **env},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=100,
+    )
+    assert done.returncode == 0, done.stderr
+    return done
+
+
 class _Handler(http.server.BaseHTTPRequestHandler):
-    server: HubServer
     protocol_version = "HTTP/1.1"
+
+    def __init__(self, repositories: Mapping[str, Mapping[str, bytes]], *connection: Any) -> None:
+        self._repositories = repositories
+        super().__init__(*connection)
 
     def do_GET(self) -> None:
         path = self.path.split("?")[0]
         for name, (status, code) in REFUSALS.items():
             if name in path:
-                self._answer(status, b"{}", {"X-Error-Code": code} if code else {})
+                self._answer(status, {}, **({"X-Error-Code": code} if code else {}))
                 return
-        name = next((name for name in self.server.repositories if f"/{name}" in path), "")
-        files = self.server.repositories.get(name, {})
+        name = next((name for name in self._repositories if f"/{name}" in path), "")
+        files = self._repositories.get(name, {})
         if path.startswith(f"/api/models/{name}/tree/"):
-            self._answer(200, json.dumps(_tree(files)).encode(), {})
+            tree = [
+                {"type": "file", "path": file, "size": len(body), "oid": _digest(body)}
+                for file, body in files.items()
+            ]
+            self._answer(200, tree)
         elif path.startswith("/api/models/"):
             siblings = [{"rfilename": file} for file in files]
-            info = {"id": name, "sha": COMMIT, "siblings": siblings}
-            self._answer(200, json.dumps(info).encode(), {})
+            self._answer(200, {"id": name, "sha": COMMIT, "siblings": siblings})
+        elif (body := files.get(path.rpartition("/")[2])) is not None:
+            self._answer(200, body, **{"X-Repo-Commit": COMMIT, "ETag": f'"{_digest(body)}"'})
         else:
-            body = files.get(path.rpartition("/")[2])
-            if body is None:
-                self._answer(404, b"{}", {"X-Error-Code": "EntryNotFound"})
-                return
-            headers = {"X-Repo-Commit": COMMIT, "ETag": f'"{_digest(body)}"'}
-            self._answer(200, body, headers)
+            self._answer(404, {}, **{"X-Error-Code": "EntryNotFound"})
 
     do_HEAD = do_GET
 
-    def _answer(self, status: int, body: bytes, headers: dict[str, str]) -> None:
+    def _answer(self, status: int, content: Any, **headers: str) -> None:
+        body = content if isinstance(content, bytes) else json.dumps(content).encode()
         self.send_response(status)
         for name, value in {"Content-Type": "application/json", **headers}.items():
             self.send_header(name, value)
@@ -85,13 +99,6 @@ class _Handler(http.server.BaseHTTPRequestHandler):
 
     def log_message(self, format: str, *args: object) -> None:
         """Nothing: the test says what went wrong."""
-
-
-def _tree(files: Mapping[str, bytes]) -> list[dict[str, object]]:
-    return [
-        {"type": "file", "path": name, "size": len(body), "oid": _digest(body)}
-        for name, body in files.items()
-    ]
 
 
 def _digest(body: bytes) -> str:

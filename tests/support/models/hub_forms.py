@@ -8,20 +8,18 @@ heads are the published ones. Qwen's files other than weights are also written a
 
 from __future__ import annotations
 
-import importlib
 import json
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import save_file
+from huggingface_hub import save_torch_state_dict
 
 from hippo.catalog.public_models import PUBLIC_CONFIGS
-from hippo.models.loading._torchvision import ensure_torchvision
+from hippo.models.loading.resolve import import_transformers
 from tests.support.models import checkpoints, internvl, llava
-from tests.support.models.hub_qwen import QWEN_PREPROCESSORS, qwen_config, text_settings
+from tests.support.models.hub_configs import PREPROCESSORS, hub_config
 
 NUM_QWEN_IDS = 151_665  # of the published tokenizer, special tokens included
 
@@ -37,6 +35,7 @@ class HubForm:
     is_sharded: bool = True
     rope_scaling_type: str = "mrope"  # of Qwen2.5-VL
     width: int = 0  # of the text model, if it is not that of all heads
+    has_large_tower: bool = False  # InternVL's of 6B
 
 
 HUB_FORMS = {
@@ -57,7 +56,7 @@ HUB_FORMS = {
     "llava-hf/llava-onevision-qwen2-72b-ov-hf": HubForm(8, 1, 55),
     "OpenGVLab/InternVL3_5-1B-HF": HubForm(4, 2, 45, is_sharded=False),
     "OpenGVLab/InternVL3_5-8B-HF": HubForm(8, 2, 45),
-    "OpenGVLab/InternVL3_5-38B-HF": HubForm(8, 1, 45),
+    "OpenGVLab/InternVL3_5-38B-HF": HubForm(8, 1, 45, has_large_tower=True),
 }
 
 
@@ -68,42 +67,36 @@ FAMILY_FORMS = {str(PUBLIC_CONFIGS[name]["model_type"]): name for name in revers
 def write_hub_form(folder: Path, name: str, *, noise: float = 0.0) -> Path:
     """Saves the small counterpart of the hub's repository ``name`` to ``folder``; ``noise`` is that
     of write_checkpoint."""
-    ensure_torchvision()
-    transformers: Any = importlib.import_module("transformers")
+    transformers = import_transformers()
     form, family = HUB_FORMS[name], family_of(name)
     texts: Any = {"internvl": internvl, "llava_onevision": llava}.get(family, checkpoints)
     named = internvl.NAMED_TOKENS if family == "internvl" else {}
     tokenizer = checkpoints.byte_tokenizer(
-        transformers, ("t h", "th e"), texts.SPECIAL_TOKENS, named_tokens=named
+        ("t h", "th e"), texts.SPECIAL_TOKENS, named_tokens=named
     )
-    ids = tokenizer.get_vocab()
-    if family == "internvl":
-        heads = form.num_heads, form.num_kv_heads
-        config = internvl.hub_config(ids, heads, form.num_padding_ids, is_large="38B" in name)
-    elif family == "llava_onevision":
-        config = _llava_config(form, ids)
-    else:
-        config = qwen_config(family, form, ids)
-    _write_files(folder, tokenizer, texts.CHAT_TEMPLATE, config, named)
+    config = hub_config(family, form, tokenizer.get_vocab())
+    _write_files(folder, tokenizer, texts.CHAT_TEMPLATE, config)
     changes = {"tie_word_embeddings": False} if family == "internvl" else {}
     model = checkpoints.seeded_model(
         getattr(transformers, config["architectures"][0]),
         transformers.AutoConfig.from_pretrained(folder, **changes),
-        seed=0,
-        noise=noise,
+        noise,
     )
     dtype = torch.float16 if family == "llava_onevision" else torch.bfloat16
     weights = {
-        hub_name(key, family): _as_stored(key, weight).to(dtype).contiguous()
+        # Experts are [experts, in, out] on the hub, the other way round in transformers.
+        hub_name(key, family): (weight.mT if ".experts." in key else weight).to(dtype).contiguous()
         for key, weight in model.state_dict().items()
         if not (form.is_tied and key == "lm_head.weight")
     }
-    _write_weights(folder, weights, is_sharded=form.is_sharded)
+    size = sum(weight.nbytes for weight in weights.values())
+    save_torch_state_dict(
+        weights, folder, max_shard_size=size * 2 // 3 if form.is_sharded else size
+    )
     return folder
 
 
 def family_of(name: str) -> str:
-    """The ``model_type`` of a repository."""
     return str(PUBLIC_CONFIGS[name]["model_type"])
 
 
@@ -112,23 +105,20 @@ def write_qwen_files(
     name: str,
     *,
     num_layers: int | None = None,
-    num_words: int = 200,
     chat_template: str = checkpoints.CHAT_TEMPLATE,
-    is_published_size: bool = False,
+    is_published_size: bool,
 ) -> Any:
     """Writes all files of Qwen's repository ``name`` but its weights; returns the tokenizer.
 
     The sizes are those of the small counterpart, or the published ones, with the published number
     of ids; ``num_layers`` sets another depth of the language model. The tokenizer has words that
-    no text is encoded to, ``num_words`` of them if the sizes are not the published ones.
+    no text is encoded to.
     """
-    ensure_torchvision()
-    transformers: Any = importlib.import_module("transformers")
     merges, special_tokens = ("t h", "th e"), checkpoints.SPECIAL_TOKENS
-    if is_published_size:
-        num_words = NUM_QWEN_IDS - 256 - len(merges) - len(special_tokens)
-    tokenizer = checkpoints.byte_tokenizer(transformers, merges, special_tokens, num_words)
-    config = qwen_config(family_of(name), HUB_FORMS[name], tokenizer.get_vocab())
+    num_others = 256 + len(merges) + len(special_tokens)
+    num_words = NUM_QWEN_IDS - num_others if is_published_size else 200
+    tokenizer = checkpoints.byte_tokenizer(merges, special_tokens, num_words)
+    config = hub_config(family_of(name), HUB_FORMS[name], tokenizer.get_vocab())
     if is_published_size:
         public = PUBLIC_CONFIGS[name]
         config |= public["text_config"]
@@ -141,106 +131,29 @@ def write_qwen_files(
         }
     if num_layers is not None:
         config["num_hidden_layers"] = num_layers
-    _write_files(folder, tokenizer, chat_template, config, {})
+    _write_files(folder, tokenizer, chat_template, config)
     return tokenizer
 
 
-def _write_files(
-    folder: Path,
-    tokenizer: Any,
-    chat_template: str,
-    config: dict[str, Any],
-    named_tokens: Mapping[str, str],
-) -> None:
+def _write_files(folder: Path, tokenizer: Any, chat_template: str, config: dict[str, Any]) -> None:
     folder.mkdir(parents=True)
     tokenizer.save_pretrained(folder)
+    ids, family = tokenizer.get_vocab(), config["model_type"]
     settings = json.loads((folder / "tokenizer_config.json").read_text())
-    settings |= {"tokenizer_class": "Qwen2Tokenizer", "extra_special_tokens": named_tokens}
-    _write(folder, "tokenizer_config.json", settings)
-    ids = tokenizer.get_vocab()
-    _write(folder, "chat_template.json", {"chat_template": chat_template})
-    _write(folder, "config.json", config)
-    for kind, settings in _PREPROCESSORS[config["model_type"]].items():
-        _write(folder, kind, settings)
-    generation = {"bos_token_id": ids["<|endoftext|>"], "eos_token_id": ids["<|im_end|>"]}
-    _write(folder, "generation_config.json", generation)
-
-
-def resave(folder: Path, new_folder: Path) -> Path:
-    """The same checkpoint as the installed transformers would save it: another form."""
-    transformers: Any = importlib.import_module("transformers")
-    model = transformers.AutoModelForImageTextToText.from_pretrained(folder)
-    model.save_pretrained(new_folder)
-    transformers.AutoProcessor.from_pretrained(folder).save_pretrained(new_folder)
-    return new_folder
-
-
-def _llava_config(form: HubForm, ids: dict[str, int]) -> dict[str, Any]:
-    """Nested; whether embeddings are tied stands with the text model and not at the top."""
-    text = text_settings(form, ids) | {
-        "model_type": "qwen2",
-        "max_position_embeddings": 32768,
-        "sliding_window": 131072,
-        "use_sliding_window": False,
-        "torch_dtype": "bfloat16",
-    }
-    if form.is_tied:
-        text["tie_word_embeddings"] = True
-    return {
-        "architectures": ["LlavaOnevisionForConditionalGeneration"],
-        "model_type": "llava_onevision",
-        "image_grid_pinpoints": llava.pinpoints(384),
-        "image_token_index": ids["<image>"],
-        "video_token_index": ids["<video>"],
-        "text_config": text,
-        "tie_word_embeddings": False,
-        "torch_dtype": "float16",
-        "vision_aspect_ratio": "anyres_max_9",
-        "vision_config": {
-            "hidden_size": 32,
-            "image_size": 384,
-            "intermediate_size": 64,
-            "model_type": "siglip_vision_model",
-            "num_attention_heads": 2,
-            "num_hidden_layers": 2,
-            "patch_size": 14,
-            "vision_use_head": False,
+    named = internvl.NAMED_TOKENS if family == "internvl" else {}
+    settings |= {"tokenizer_class": "Qwen2Tokenizer", "extra_special_tokens": named}
+    for name, content in {
+        "tokenizer_config.json": settings,
+        "chat_template.json": {"chat_template": chat_template},
+        "config.json": config,
+        **PREPROCESSORS[family],
+        "generation_config.json": {
+            "bos_token_id": ids["<|endoftext|>"],
+            "eos_token_id": ids["<|im_end|>"],
         },
-        "vision_feature_layer": -1,
-        "vision_feature_select_strategy": "full",
-    }
+    }.items():
+        (folder / name).write_text(json.dumps(content, indent=2))
 
-
-_LLAVA_SETTINGS: dict[str, Any] = {
-    "image_mean": [0.5, 0.5, 0.5],
-    "image_std": [0.5, 0.5, 0.5],
-    "processor_class": "LlavaOnevisionProcessor",
-    "size": {"height": 384, "width": 384},
-}
-
-_LLAVA_PREPROCESSORS: dict[str, dict[str, Any]] = {
-    "preprocessor_config.json": {
-        **_LLAVA_SETTINGS,
-        "image_grid_pinpoints": llava.pinpoints(384),
-        "image_processor_type": "LlavaOnevisionImageProcessor",
-    },
-    "video_preprocessor_config.json": {
-        **_LLAVA_SETTINGS,
-        "video_processor_type": "LlavaOnevisionVideoProcessor",
-    },
-    "processor_config.json": {
-        "image_token": "<image>",
-        "num_image_tokens": 729,
-        "processor_class": "LlavaOnevisionProcessor",
-        "video_token": "<video>",
-        "vision_feature_select_strategy": "full",
-    },
-}
-
-_PREPROCESSORS = QWEN_PREPROCESSORS | {
-    "llava_onevision": _LLAVA_PREPROCESSORS,
-    "internvl": internvl.HUB_PROCESSORS,
-}
 
 _EARLIER_QWEN = {"model.visual.": "visual.", "model.language_model.": "model."}
 _HUB_PREFIXES = {
@@ -254,13 +167,12 @@ _HUB_PREFIXES = {
         "model.vision_tower.": "vision_tower.vision_model.",
         "model.": "",
     },
-    "internvl": internvl.HUB_PREFIXES,
+    "internvl": {  # transformers 4 saved the language model as a model of its own
+        "model.language_model.": "language_model.model.",
+        "lm_head.": "language_model.lm_head.",
+        "model.": "",
+    },
 }
-
-
-def _as_stored(key: str, weight: torch.Tensor) -> torch.Tensor:
-    """Experts are ``[experts, in, out]`` on the hub, the other way round in transformers."""
-    return weight.transpose(1, 2) if ".experts." in key else weight
 
 
 def hub_name(key: str, family: str) -> str:
@@ -269,20 +181,3 @@ def hub_name(key: str, family: str) -> str:
         if key.startswith(prefix):
             return replacement + key.removeprefix(prefix)
     return key
-
-
-def _write_weights(folder: Path, weights: dict[str, torch.Tensor], *, is_sharded: bool) -> None:
-    if not is_sharded:
-        save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
-        return
-    names = sorted(weights)
-    files = {}
-    for number, part in enumerate((names[::2], names[1::2]), 1):
-        file = f"model-{number:05}-of-00002.safetensors"
-        save_file({key: weights[key] for key in part}, folder / file, metadata={"format": "pt"})
-        files.update(dict.fromkeys(part, file))
-    _write(folder, "model.safetensors.index.json", {"metadata": {}, "weight_map": files})
-
-
-def _write(folder: Path, name: str, value: object) -> None:
-    (folder / name).write_text(json.dumps(value, indent=2))

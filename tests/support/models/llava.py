@@ -1,13 +1,18 @@
-"""Small random LLaVA-OneVision checkpoints and the reference they are held against."""
+"""Small random LLaVA-OneVision checkpoints."""
 
 from __future__ import annotations
 
-import importlib
 from pathlib import Path
 from typing import Any
 
-from hippo.models.loading._torchvision import ensure_torchvision
-from tests.support.models.checkpoints import byte_tokenizer, save_model, seeded_model, text_config
+from hippo.models.loading.resolve import import_transformers
+from tests.support.models.checkpoints import (
+    MERGES,
+    TOWER,
+    byte_tokenizer,
+    save_random,
+    text_config,
+)
 
 SPECIAL_TOKENS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>", "<image>", "<video>")
 
@@ -41,29 +46,17 @@ def pinpoints(image_size: int) -> list[list[int]]:
 
 
 def write_llava_checkpoint(
-    folder: Path,
-    *,
-    seed: int = 0,
-    vocab_size: int | None = None,
-    noise: float = 0.0,
-    chat_template: str = CHAT_TEMPLATE,
+    folder: Path, *, chat_template: str = CHAT_TEMPLATE, **saved: Any
 ) -> Path:
-    """Saves a seeded random model with its processor to ``folder`` and returns it.
-
-    The arguments are those of tests.support.models.checkpoints.write_checkpoint, and the chat
-    template. Sizes are small; what decides the shape of prompts is as on the hub.
+    """Saves a seeded random model with its processor to ``folder`` and returns it; ``saved`` are
+    arguments of save_random. Sizes are small; what decides the shape of prompts is as on the hub.
     """
-    ensure_torchvision()
-    transformers: Any = importlib.import_module("transformers")
     processor = llava_processor(chat_template)
-    config = transformers.LlavaOnevisionConfig(
-        text_config=text_config(processor.tokenizer),
+    config = import_transformers().LlavaOnevisionConfig(
+        text_config=text_config(processor.tokenizer, model_type="qwen2"),
         vision_config={
+            **TOWER,
             "model_type": "siglip_vision_model",
-            "hidden_size": 32,
-            "intermediate_size": 64,
-            "num_attention_heads": 2,
-            "num_hidden_layers": 2,
             "image_size": IMAGE_SIZE,
             "patch_size": PATCH_SIZE,
             "vision_use_head": False,
@@ -72,33 +65,24 @@ def write_llava_checkpoint(
         image_token_index=processor.image_token_id,
         video_token_index=processor.video_token_id,
     )
-    model = seeded_model(
-        transformers.LlavaOnevisionForConditionalGeneration, config, seed, noise, vocab_size
-    )
-    return save_model(model, processor, folder)
+    architecture = "LlavaOnevisionForConditionalGeneration"
+    return save_random(architecture, config, processor, folder, **saved)
 
 
-def llava_processor(
-    chat_template: str = CHAT_TEMPLATE,
-    *,
-    image_size: int = IMAGE_SIZE,
-    patch_size: int = PATCH_SIZE,
-) -> Any:
-    """A processor with the hub's settings but for the sizes; 384 and 14 are the hub's."""
-    ensure_torchvision()
-    transformers: Any = importlib.import_module("transformers")
+def llava_processor(chat_template: str = CHAT_TEMPLATE) -> Any:
+    transformers = import_transformers()
     settings: dict[str, Any] = {
-        "size": {"height": image_size, "width": image_size},
+        "size": {"height": IMAGE_SIZE, "width": IMAGE_SIZE},
         "image_mean": [0.5, 0.5, 0.5],
         "image_std": [0.5, 0.5, 0.5],
     }
     return transformers.LlavaOnevisionProcessor(
         image_processor=transformers.LlavaOnevisionImageProcessor(
-            image_grid_pinpoints=pinpoints(image_size), **settings
+            image_grid_pinpoints=pinpoints(IMAGE_SIZE), **settings
         ),
-        tokenizer=byte_tokenizer(transformers, ("t h", "th e", "i n", "a n"), SPECIAL_TOKENS),
+        tokenizer=byte_tokenizer(MERGES, SPECIAL_TOKENS),
         video_processor=transformers.LlavaOnevisionVideoProcessor(**settings),
-        num_image_tokens=(image_size // patch_size) ** 2,
+        num_image_tokens=(IMAGE_SIZE // PATCH_SIZE) ** 2,
         vision_feature_select_strategy="full",
         chat_template=chat_template,
     )

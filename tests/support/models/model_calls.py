@@ -30,42 +30,6 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "internvl": ("internvl_checkpoint", {}),
 }
 
-Visual = dict[Model, torch.Tensor | None]
-
-
-def prefill(
-    model: Model,
-    *,
-    slot: int,
-    prompt: Prompt,
-    visual: Visual,
-    kept: torch.Tensor | None = None,
-    tap: AttentionTap | None = None,
-    num_reused: int = 0,
-) -> torch.Tensor:
-    *_, logits = model.prefill(slot, prompt, visual[model], kept, tap, num_reused)
-    assert logits is not None
-    return logits
-
-
-def score(model: Model, *, slot: int, prompt: Prompt, visual: Visual) -> torch.Tensor:
-    taps = AttentionTap(2), AttentionTap(2, "causal"), AttentionTap(2, is_alignment=True)
-    found = []
-    for tap in taps:
-        prefill(model, slot=slot, prompt=prompt, visual=visual, tap=tap)
-        assert tap.layer_scores is not None
-        found.append(tap.layer_scores)
-    return torch.cat(found)
-
-
-def step(model: Model, *, plan: StepPlan) -> torch.Tensor:
-    return model.forward(plan).clone()  # the next one may be written over it
-
-
-def step_behind_copy(model: Model, *, plan: StepPlan) -> torch.Tensor:
-    model.copy_rows(0, 1, 5)
-    return step(model, plan=plan)
-
 
 def select(
     model: Model, strategy: PruningStrategy, prompt: Prompt, visual: torch.Tensor | None
@@ -93,11 +57,30 @@ def compare_all(
     prompt = prepare(here, user(0, "what is it?"), clip())
     visual = {model: model.embed_visual(prompt) for model in (here, there)}
 
-    def steps(*rows: SequenceRows) -> torch.Tensor:
-        return agree(partial(step, plan=StepPlan(rows)))
+    def prefill(
+        model: Model, slot: int, kept: Any = None, tap: Any = None, num_reused: int = 0
+    ) -> torch.Tensor:
+        *_, logits = model.prefill(slot, prompt, visual[model], kept, tap, num_reused)
+        assert logits is not None
+        return logits if tap is None else tap.layer_scores
+
+    def step(model: Model, rows: tuple[SequenceRows, ...], num_copied: int = 0) -> torch.Tensor:
+        if num_copied:
+            model.copy_rows(0, 1, num_copied)
+        return model.forward(StepPlan(rows)).clone()  # the next one may be written over it
+
+    def score(model: Model) -> torch.Tensor:
+        taps = AttentionTap(2), AttentionTap(2, "causal"), AttentionTap(2, is_alignment=True)
+        return torch.cat([prefill(model, 2, tap=tap) for tap in taps])
+
+    def prefills(slot: int, **options: Any) -> None:
+        agree(partial(prefill, slot=slot, **options))
+
+    def steps(*rows: SequenceRows, num_copied: int = 0) -> torch.Tensor:
+        return agree(partial(step, rows=rows, num_copied=num_copied))
 
     for slot in range(4):
-        agree(partial(prefill, slot=slot, prompt=prompt, visual=visual))
+        prefills(slot)
     for num_rows in (1, 2, 8, 9, 33, 70):
         steps(SequenceRows(0, 0, tuple(range(5, 5 + num_rows))))
     for start in (0, 70, 140, 210):
@@ -105,14 +88,13 @@ def compare_all(
     steps(SequenceRows(0, 280, (5, 6, 7)))  # after a long prefix
     several = [SequenceRows(slot, 0, (5,) * rows) for slot, rows in ((3, 3), (1, 1), (2, 9))]
     logits = steps(*several)
-    agree(partial(step_behind_copy, plan=StepPlan(tuple(several))))
+    steps(*several, num_copied=5)
     warm_up(there, prompt, slot=1, num_tapped=1, max_rows=9)
 
-    kept = torch.arange(0, int(prompt.visual_indices.shape[0]), 3)
-    agree(partial(prefill, slot=0, prompt=prompt, visual=visual, kept=kept))
-    agree(partial(prefill, slot=1, prompt=prompt, visual=visual))
-    agree(partial(score, slot=2, prompt=prompt, visual=visual))
-    agree(partial(prefill, slot=1, prompt=prompt, visual=visual, num_reused=4))
+    prefills(0, kept=torch.arange(0, int(prompt.visual_indices.shape[0]), 3))
+    prefills(1)
+    agree(score)
+    prefills(1, num_reused=4)
     for strategy in filter(needs_prefill, PruningStrategy):
         chosen = [select(model, strategy, prompt, visual[model]) for model in (here, there)]
         assert len(chosen[0]) == len(chosen[1]) > 0

@@ -8,13 +8,12 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import torch
-
 from hippo.models.cached import CachedModel
 from hippo.models.interface.base import DecodedMedia, VideoLanguageModel
 from hippo.models.interface.plan import LoadPlan
 from hippo.models.load import load_model
 from hippo.types import FramePlan, Media, MediaKind, OpenRequest
+from tests.support.models.reference import noise
 from tests.support.running.services import (
     Answer,
     relay,
@@ -31,10 +30,9 @@ class NoiseDecoder:
     async def decode(
         self, media: Media, plan: FramePlan, *, salt: str = "", client: str = ""
     ) -> DecodedMedia:
-        generator = torch.Generator().manual_seed(zlib.crc32(media.data))
-        shape = (len(media.data) if media.kind is MediaKind.VIDEO else 1, 84, 112, 3)
-        frames = torch.randint(0, 256, shape, generator=generator, dtype=torch.uint8)
-        return DecodedMedia(media.kind, frames, tuple(i / 2 for i in range(shape[0])), 2.0)
+        num_frames = len(media.data) if media.kind is MediaKind.VIDEO else 1
+        frames = noise(num_frames, 84, 112, zlib.crc32(media.data))
+        return DecodedMedia(media.kind, frames, tuple(i / 2 for i in range(num_frames)), 2.0)
 
 
 class Pair(NamedTuple):

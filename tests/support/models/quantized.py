@@ -44,16 +44,20 @@ def _fp8_blocks(weight: torch.Tensor) -> tuple[Stored, torch.Tensor]:
     return {"weight": small, "weight_scale_inv": scales}, whole
 
 
-def _fp8_rows(weight: torch.Tensor) -> tuple[Stored, torch.Tensor]:
-    scales = (weight.abs().amax(1, keepdim=True) / 448).bfloat16()
-    small = (weight / scales.float()).clamp(-448, 448).to(torch.float8_e4m3fn)
+def _rows_by(
+    weight: torch.Tensor, most: int, rounded: Callable[[torch.Tensor], torch.Tensor]
+) -> tuple[Stored, torch.Tensor]:
+    scales = (weight.abs().amax(1, keepdim=True) / most).bfloat16()
+    small = rounded(weight / scales.float())
     return {"weight": small, "weight_scale": scales}, (small.bfloat16() * scales).float()
+
+
+def _fp8_rows(weight: torch.Tensor) -> tuple[Stored, torch.Tensor]:
+    return _rows_by(weight, 448, lambda x: x.clamp(-448, 448).to(torch.float8_e4m3fn))
 
 
 def _int8_rows(weight: torch.Tensor) -> tuple[Stored, torch.Tensor]:
-    scales = (weight.abs().amax(1, keepdim=True) / 127).bfloat16()
-    small = (weight / scales.float()).round().clamp(-128, 127).to(torch.int8)
-    return {"weight": small, "weight_scale": scales}, (small.bfloat16() * scales).float()
+    return _rows_by(weight, 127, lambda x: x.round().clamp(-128, 127).to(torch.int8))
 
 
 def _int4_groups(weight: torch.Tensor) -> tuple[Stored, torch.Tensor]:
@@ -95,7 +99,6 @@ def _packed_by_autoawq(numbers: torch.Tensor) -> torch.Tensor:
 
 
 def bitsandbytes_config(*, is_4bit: bool) -> dict[str, Any]:
-    """The ``quantization_config`` of nf4, or of LLM.int8()."""
     return {
         "bnb_4bit_compute_dtype": "float32",  # the hub's bfloat16 rounds each layer
         "bnb_4bit_quant_type": "nf4",
@@ -217,7 +220,6 @@ def quantise(
 
 
 def add_config(folder: Path, quantization_config: dict[str, Any]) -> None:
-    """Writes ``quantization_config`` into the configuration in ``folder``."""
     path = folder / "config.json"
     config = json.loads(path.read_text()) | {"quantization_config": quantization_config}
     path.write_text(json.dumps(config))

@@ -15,14 +15,11 @@ def write_random_draft(draft: Path, folder: Path, *, seed: int = 0) -> Path:
     generator = np.random.default_rng(seed)
     shutil.copytree(draft, folder, ignore=shutil.ignore_patterns("*.safetensors"))
     with safe_open(draft / "model.safetensors", framework="numpy") as file:
-        # Norms too: with tied embeddings a model that is random otherwise repeats its last token.
-        weights = {
-            name: generator.normal(scale=0.2, size=file.get_slice(name).get_shape())
-            for name in file.keys()
-        }
-    save_file(
-        {name: weight.astype(np.float32) for name, weight in weights.items()},
-        folder / "model.safetensors",
-        metadata={"format": "pt"},
-    )
+        shapes = {name: file.get_slice(name).get_shape() for name in file.keys()}
+    # Norms too: with tied embeddings a model that is random otherwise repeats its last token.
+    weights = {
+        name: generator.normal(scale=0.2, size=shape).astype(np.float32)
+        for name, shape in shapes.items()
+    }
+    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
     return folder

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -18,7 +17,7 @@ from hippo.models.interface.base import (
     VideoLanguageModel,
     VisualItem,
 )
-from hippo.models.loading._torchvision import ensure_torchvision
+from hippo.models.loading.resolve import import_transformers
 from hippo.types import ChatMessage, FramePlan, MediaKind, MediaPart, TextPart
 
 
@@ -26,8 +25,7 @@ class Reference:
     """A checkpoint of any family as transformers runs it, in float32."""
 
     def __init__(self, folder: Path) -> None:
-        ensure_torchvision()
-        transformers: Any = importlib.import_module("transformers")
+        transformers = import_transformers()
         self.model = transformers.AutoModelForImageTextToText.from_pretrained(
             folder,
             dtype=torch.float32,
@@ -62,18 +60,14 @@ class Reference:
         if videos:
             arguments["videos"] = [item.frames.permute(0, 3, 1, 2) for item in videos]
         if videos and self._is_qwen:
-            metadata = [
-                {
-                    "total_num_frames": len(clip.frames),
-                    "fps": clip.sampled_fps,
-                    "frames_indices": list(range(len(clip.frames))),
-                }
-                for clip in videos
-            ]
+            counts = [len(clip.frames) for clip in videos]
             arguments["videos_kwargs"] = {
-                "video_metadata": metadata,
+                "video_metadata": [
+                    {"total_num_frames": n, "fps": clip.sampled_fps, "frames_indices": [*range(n)]}
+                    for n, clip in zip(counts, videos, strict=True)
+                ],
                 "do_sample_frames": False,
-                "size": self._video_size(len(videos[0].frames)),
+                "size": self._video_size(counts[0]),
             }
         if images:
             arguments["images"] = images if self._is_qwen else [images]
@@ -127,13 +121,11 @@ class Reference:
             hidden = model.get_input_embeddings()(ids)
             width = hidden.shape[1]
             visual = torch.zeros(len(ids), dtype=torch.bool)
-            rows = torch.zeros(len(ids), width)
+            features = hidden.new_zeros(0, width)
+            places = torch.cat((prompt.visual_indices, prompt.other_indices))
             if prompt.items:
-                places = torch.cat((prompt.visual_indices, prompt.other_indices))
                 features = self._features(prompt)
                 hidden[places] = features[:, :width]
-                rows = rows.new_zeros(len(ids), features.shape[1])
-                rows[places] = features
                 visual[places] = True
             tail = torch.arange(len(completion)) + prompt.next_position
             num_axes = prompt.positions.shape[0]
@@ -145,7 +137,9 @@ class Reference:
             length = int(cached.sum())
             mask = torch.full((length, length), -torch.inf).triu(1)[None, None]
             deepstack: dict[str, Any] = {}
-            if rows.shape[1] > width:
+            if features.shape[1] > width:
+                rows = torch.zeros(len(ids), features.shape[1])
+                rows[places] = features
                 parts = torch.split(rows[visual & cached, width:], width, 1)
                 deepstack = {
                     "visual_pos_masks": visual[cached][None],
@@ -182,13 +176,9 @@ class Reference:
             deepstack = [each[0] for each in getattr(output, "deepstack_features", None) or ()]
             return torch.cat((output.pooler_output[0], *deepstack), 1)
         if model.config.model_type == "internvl":
-            shown: torch.Tensor = model.get_image_features(pixels, return_dict=True).pooler_output
-            return shown.flatten(0, 1)
+            return _rows(model.get_image_features(pixels, return_dict=True)).flatten(0, 1)
         if is_video:
-            found: torch.Tensor = model.get_video_features(
-                pixels[None], return_dict=True
-            ).pooler_output[0]
-            return found
+            return _rows(model.get_video_features(pixels[None], return_dict=True))[0]
         height, width, is_tiled = item.grid
         output = model.get_image_features(
             pixels[None],
@@ -197,6 +187,11 @@ class Reference:
             return_dict=True,
         )
         return torch.cat(output.pooler_output)
+
+
+def _rows(output: Any) -> torch.Tensor:
+    rows: torch.Tensor = output.pooler_output
+    return rows
 
 
 def normalised(processor: Any, pixels: torch.Tensor) -> torch.Tensor:
@@ -223,19 +218,18 @@ def arranged(
 
 def clip(*, num_frames: int = 6, size: int = 84, fps: float = 2.0, seed: int = 0) -> DecodedMedia:
     """Frames of noise, sampled at ``fps``."""
-    generator = torch.Generator().manual_seed(seed)
-    frames = torch.randint(
-        0, 256, (num_frames, size, size, 3), dtype=torch.uint8, generator=generator
-    )
     seconds = tuple(index / fps for index in range(num_frames))
-    return DecodedMedia(MediaKind.VIDEO, frames, seconds, fps)
+    return DecodedMedia(MediaKind.VIDEO, noise(num_frames, size, size, seed), seconds, fps)
 
 
 def image(*, height: int = 56, width: int = 84, seed: int = 0) -> DecodedMedia:
-    """A still picture of noise."""
-    generator = torch.Generator().manual_seed(seed)
-    frames = torch.randint(0, 256, (1, height, width, 3), dtype=torch.uint8, generator=generator)
-    return DecodedMedia(MediaKind.IMAGE, frames, (0.0,), 1.0)
+    return DecodedMedia(MediaKind.IMAGE, noise(1, height, width, seed), (0.0,), 1.0)
+
+
+def noise(num_frames: int, height: int, width: int, seed: int) -> torch.Tensor:
+    """Frames, uint8 ``[num_frames, height, width, 3]``."""
+    size, generator = (num_frames, height, width, 3), torch.Generator().manual_seed(seed)
+    return torch.randint(0, 256, size, dtype=torch.uint8, generator=generator)
 
 
 def answer(model: VideoLanguageModel) -> torch.Tensor:
@@ -251,10 +245,15 @@ def user(*parts: str | int) -> list[ChatMessage]:
 
 
 def prepare(
-    model: VideoLanguageModel, messages: Sequence[ChatMessage], *media: DecodedMedia
+    model: VideoLanguageModel,
+    messages: Sequence[ChatMessage],
+    *media: DecodedMedia,
+    allow_special_tokens: bool = False,
 ) -> Prompt:
     """The prompt under the model's own frame limits."""
-    return model.prepare_prompt(messages, media, FramePlan())
+    return model.prepare_prompt(
+        messages, media, FramePlan(), allow_special_tokens=allow_special_tokens
+    )
 
 
 def prefill(
@@ -276,7 +275,6 @@ def prefill(
 
 
 def step(slot: int, start: int, *ids: int) -> StepPlan:
-    """A forward of one sequence."""
     return StepPlan((SequenceRows(slot, start, ids),))
 
 

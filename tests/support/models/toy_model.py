@@ -43,7 +43,6 @@ VISUAL_TOKEN_ID = 2
 _FIRST_TEXT_ID = 3
 _NUM_CONTEXTS = 509
 _TOKENS_PER_FRAME = 4
-_NUM_GROUPS = 3
 
 
 class ToyModel:
@@ -54,17 +53,20 @@ class ToyModel:
     device there.
     """
 
+    num_layers = 3  # each is a group
+    hidden_size = 1
+    frame_limits = FrameLimits()
+    feature_bytes = frame_bytes = 0
+
     def __init__(
         self,
         *,
         num_slots: int = 2,
         max_context_length: int = 512,
         noise: float = 0.0,
-        seed: int = 0,
-        name: str = "toy",
     ) -> None:
-        self._info = ModelInfo(
-            name=name,
+        self.info = ModelInfo(
+            name="toy",
             family="toy",
             device="cpu",
             dtype="float32",
@@ -76,11 +78,11 @@ class ToyModel:
             num_slots=num_slots,
             num_parameters=0,
         )
-        generator = torch.Generator().manual_seed(seed)
-        self._table = torch.randn(_NUM_CONTEXTS, NUM_TOKEN_IDS, generator=generator) * 2
-        if noise:
-            generator = torch.Generator().manual_seed(seed + 1)
-            self._table += torch.randn(_NUM_CONTEXTS, NUM_TOKEN_IDS, generator=generator) * noise
+        own, other = (
+            torch.randn(_NUM_CONTEXTS, NUM_TOKEN_IDS, generator=torch.Generator().manual_seed(seed))
+            for seed in (0, 1)
+        )
+        self._table = own * 2 + other * noise
         self._prompts: dict[int, int] = {}  # slot to the prompt's key
         self._ids: dict[int, list[int]] = {slot: [] for slot in range(num_slots)}
         # What each slot's rows are of: token id, and the digest of the item that it belongs to.
@@ -98,30 +100,6 @@ class ToyModel:
         self.num_embedded = 0  # items that passed the vision tower
         self.threads: set[str] = set()  # that ran device work
 
-    @property
-    def info(self) -> ModelInfo:
-        return self._info
-
-    @property
-    def num_layers(self) -> int:
-        return _NUM_GROUPS
-
-    @property
-    def hidden_size(self) -> int:
-        return 1
-
-    @property
-    def frame_limits(self) -> FrameLimits:
-        return FrameLimits()
-
-    @property
-    def feature_bytes(self) -> int:
-        return 0
-
-    @property
-    def frame_bytes(self) -> int:
-        return 0
-
     def held_ids(self, slot: int) -> list[int]:
         """Token ids of all rows that were last written to the slot, those rolled back included."""
         return [token_id for token_id, _ in self._rows[slot]]
@@ -135,45 +113,42 @@ class ToyModel:
         allow_special_tokens: bool = False,
     ) -> Prompt:
         ids: list[int] = []
-        visual: list[int] = []
-        items: list[VisualItem] = []
-        images: list[VisualItem] = []
-        ordered = media_in_order(messages, media)
-        videos = [item for item in ordered if item.kind is MediaKind.VIDEO]
-        for message in messages:
-            for part in message.content:
-                if isinstance(part, TextPart):
-                    ids += [
-                        _FIRST_TEXT_ID + byte % (NUM_TOKEN_IDS - _FIRST_TEXT_ID)
-                        for byte in part.text.encode()
-                    ]
-                else:
-                    assert isinstance(part, MediaPart)
-                    one = media[part.media_index]
-                    num_tokens = one.frames.shape[0] * _TOKENS_PER_FRAME
-                    places = torch.arange(len(ids), len(ids) + num_tokens)
-                    digest = visual_digest(one.kind, one.frames, ())
-                    item = VisualItem(one.kind, digest, places, (), one.frames.flatten())
-                    if one.kind is MediaKind.VIDEO:
-                        items.append(item)
-                        visual += range(len(ids), len(ids) + num_tokens)
-                    else:
-                        images.append(item)
-                    ids += [VISUAL_TOKEN_ID] * num_tokens
+        items: dict[MediaKind, list[VisualItem]] = {kind: [] for kind in MediaKind}
+        media_in_order(messages, media)  # refuses what does not fit
+        for part in (part for message in messages for part in message.content):
+            if isinstance(part, TextPart):
+                num_text_ids = NUM_TOKEN_IDS - _FIRST_TEXT_ID
+                ids += [_FIRST_TEXT_ID + byte % num_text_ids for byte in part.text.encode()]
+            else:
+                assert isinstance(part, MediaPart)
+                one = media[part.media_index]
+                num_tokens = one.frames.shape[0] * _TOKENS_PER_FRAME
+                places = torch.arange(len(ids), len(ids) + num_tokens)
+                digest = visual_digest(one.kind, one.frames, ())
+                items[one.kind].append(
+                    VisualItem(one.kind, digest, places, (), one.frames.flatten())
+                )
+                ids += [VISUAL_TOKEN_ID] * num_tokens
         if not ids:
             raise InvalidRequestError("the messages are empty", param="messages")
         input_ids = torch.tensor(ids, dtype=torch.int64)
         digest = hashlib.sha256(input_ids.to(torch.int32).numpy().tobytes()).digest()
+        visual, other = (
+            torch.cat([NO_INDICES, *(item.places for item in items[kind])])
+            for kind in (MediaKind.VIDEO, MediaKind.IMAGE)
+        )
         return Prompt(
             input_ids=input_ids,
             positions=torch.arange(len(ids))[None],
             next_position=len(ids),
-            visual_indices=torch.tensor(visual, dtype=torch.int64),
-            visual_grids=tuple((item.frames.shape[0], 2, 2) for item in videos),
+            visual_indices=visual,
+            visual_grids=tuple(
+                (len(item.places) // _TOKENS_PER_FRAME, 2, 2) for item in items[MediaKind.VIDEO]
+            ),
             question_indices=(input_ids != VISUAL_TOKEN_ID).nonzero()[:, 0],
             prompt_hash=digest,
-            other_indices=torch.cat([NO_INDICES, *[image.places for image in images]]),
-            items=(*items, *images),
+            other_indices=other,
+            items=(*items[MediaKind.VIDEO], *items[MediaKind.IMAGE]),
         )
 
     def embed_visual(
@@ -226,23 +201,18 @@ class ToyModel:
         assert cached[:num_reused] == rows[:num_reused], "reused rows are of another content"
         if visual is None and num_reused:
             assert all(digest is None for _, digest in rows[num_reused:]), "a row without features"
-        for layer in range(_NUM_GROUPS):
+        for layer in range(self.num_layers):
             self.on_piece(slot)
             del cached[num_reused:]
             if tap is not None and tap.num_layers == layer + 1:
-                _score(tap, prompt)
+                places = torch.arange(prompt.visual_indices.shape[0], dtype=torch.float32)
+                tap.layer_scores = places.expand(tap.num_layers, -1)
             yield None
-        yield self._fill(slot, prompt, rows, num_reused)
-
-    def _fill(
-        self, slot: int, prompt: Prompt, rows: list[tuple[int, bytes | None]], num_reused: int
-    ) -> torch.Tensor:
-        """The slot holds all rows; logits of the first token."""
         self._prompts[slot] = int.from_bytes(prompt.prompt_hash[:4], "little")
         self._ids[slot] = []
         self._num_prompt_rows[slot] = len(rows)
         self._rows[slot][num_reused:] = rows[num_reused:]
-        return self._table[self._context(slot, 0)].clone()
+        yield self._table[self._context(slot, 0)].clone()
 
     def copy_rows(self, source: int, slot: int, num_rows: int) -> None:
         self.threads.add(threading.current_thread().name)
@@ -275,11 +245,6 @@ class ToyModel:
         for token_id in self._ids[slot][max(0, index - 3) : index]:
             key = key * 31 + token_id + 7
         return (key + index // 8) % _NUM_CONTEXTS
-
-
-def _score(tap: AttentionTap, prompt: Prompt) -> None:
-    places = torch.arange(prompt.visual_indices.shape[0], dtype=torch.float32)
-    tap.layer_scores = places.expand(tap.num_layers, -1)
 
 
 def _rows_of(prompt: Prompt, kept: torch.Tensor | None) -> list[tuple[int, bytes | None]]:

@@ -80,7 +80,7 @@ def with_tokenizer(model: ToyModel) -> ToyModel:
     """The gateway reads what the services say of their tokenizer."""
     words = {f"w{number}": number for number in range(NUM_TOKEN_IDS)}
     tokenizer_json = Tokenizer(WordLevel(words, unk_token="w0")).to_str().encode()
-    model._info = dataclasses.replace(model.info, tokenizer_json=tokenizer_json)
+    model.info = dataclasses.replace(model.info, tokenizer_json=tokenizer_json)
     return model
 
 

@@ -18,7 +18,6 @@ from tests.support.models.reference import Reference
 
 @pytest.fixture(scope="session")
 def reference(target_checkpoint: Path) -> Reference:
-    """transformers' model and processor."""
     return Reference(target_checkpoint)
 
 
@@ -37,7 +36,6 @@ def family(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
 
 @pytest.fixture(scope="session")
 def experts_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A small random checkpoint with mixtures of experts."""
     return write_family(tmp_path_factory.mktemp("experts") / "tiny", "qwen3_vl_moe")
 
 
@@ -51,7 +49,6 @@ class Held(NamedTuple):
 
 @pytest.fixture(scope="session", params=ALL_FAMILIES)
 def held(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Held:
-    """Each family."""
     folder = write_family(tmp_path_factory.mktemp("held") / "tiny", request.param)
     return Held(load(folder, num_slots=3), Reference(folder), folder)
 

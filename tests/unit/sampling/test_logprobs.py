@@ -80,7 +80,7 @@ def test_tokens_and_log_probabilities_come_with_one_copy_from_the_device() -> No
     ]
     with counted_transfers() as transfers:
         sample_step(requests, logits_of(7, 0))
-    assert transfers.num == 1
+    assert len(transfers) == 1
 
 
 def test_a_certain_token_is_never_above_certainty_and_an_excluded_one_is_minus_infinity() -> None:

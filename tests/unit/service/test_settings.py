@@ -28,6 +28,7 @@ def target(*argv: str, **env: str) -> TargetSettings:
         (("--prefix-cache",), {}, True),
         (("--prefix-cache", "false"), {}, False),
         (("--no-prefix-cache",), {}, False),
+        (("--deterministic",), {}, False),  # bits count
         ((), {"HIPPO_TARGET_PREFIX_CACHE": "false"}, False),
         (("--prefix-cache",), {"HIPPO_TARGET_PREFIX_CACHE": "false"}, True),  # flags go before
     ],

@@ -29,7 +29,7 @@ from tests.support.running.services import serving_draft, serving_target, toy_re
 def model_on(*device_uuids: str, name: str = "toy") -> ToyModel:
     model = ToyModel()
     tokenizer = Tokenizer(WordLevel({"a": 0}, unk_token="a"))
-    model._info = dataclasses.replace(
+    model.info = dataclasses.replace(
         model.info,
         name=name,
         tokenizer_json=tokenizer.to_str().encode(),
@@ -279,7 +279,7 @@ async def test_a_service_found_by_name_must_have_the_names_certificate(
 async def test_a_draft_that_serves_and_does_not_fit_counts_as_up_and_not_as_a_draft() -> None:
     """By which a client of /ready knows that waiting does not help."""
     misfit = model_on()
-    misfit._info = dataclasses.replace(misfit.info, num_token_ids=misfit.info.num_token_ids + 1)
+    misfit.info = dataclasses.replace(misfit.info, num_token_ids=misfit.info.num_token_ids + 1)
     async with (
         serving_draft(misfit) as (_, draft_client),
         serving_target(model_on()) as (_, target_client),

@@ -90,7 +90,6 @@ def placed(slot: int, num_rows: int) -> PlacedRows:
 
 @st.composite
 def forwards(draw: st.DrawFn) -> list[PlacedRows]:
-    """Sequences in any order of slots."""
     slots = draw(st.lists(st.integers(0, 20), min_size=1, max_size=8, unique=True))
     return [placed(slot, draw(st.integers(1, 40))) for slot in slots]
 

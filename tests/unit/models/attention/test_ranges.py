@@ -24,7 +24,6 @@ from hippo.models.attention.ranges import find_flash, plan_ranges
 from hippo.models.attention.rows import PlacedRows
 from tests.support.devices.flash_operator import flash_operator
 
-CPU = torch.device("cpu")
 LAYER, SCALING, HEAD_DIM, CAPACITY = 1, 0.25, 8, 320
 TOLERANCES = {torch.float32: 1e-5, torch.float16: 4e-3, torch.bfloat16: 3e-2}
 
@@ -36,22 +35,11 @@ def operator() -> Iterator[None]:
 
 
 def new_cache(
-    num_kv_heads: int = 2,
-    *,
-    dtype: torch.dtype = torch.float32,
-    device: torch.device = CPU,
-    capacity: int = CAPACITY,
-    head_dim: int = HEAD_DIM,
+    dtype: torch.dtype = torch.float32, *, device: str = "cpu", **changes: int
 ) -> KeyValueCache:
-    shape = CacheShape(
-        num_layers=2,
-        num_slots=6,
-        num_kv_heads=num_kv_heads,
-        capacity=capacity,
-        head_dim=head_dim,
-        num_spare=5,
-    )
-    return KeyValueCache(shape, dtype=dtype, device=device)
+    sizes = {"num_kv_heads": 2, "capacity": CAPACITY, "head_dim": HEAD_DIM} | changes
+    shape = CacheShape(num_layers=2, num_slots=6, num_spare=5, **sizes)
+    return KeyValueCache(shape, dtype=dtype, device=torch.device(device))
 
 
 def placed(slot: int, start: int, num_rows: int) -> PlacedRows:
@@ -98,18 +86,13 @@ class RandomRows:
         return found
 
     def expected(self) -> torch.Tensor:
-        """All rows' attention, row by row and head by head in float64."""
-        outputs, number = [], 0
+        """All rows' attention, row by row and in float64."""
+        outputs, queries = [], iter(self.query.double())
         for each in self.rows:
             keys, values = self.cache.slot(each.slot)[LAYER].double()
-            for row in range(each.num_rows):
-                seen = each.start + row + 1
-                heads = []
-                for head, query in enumerate(self.query[number].double()):
-                    scores = query @ keys[head, :seen].T * SCALING
-                    heads.append(scores.softmax(-1) @ values[head, :seen])
-                outputs.append(torch.cat(heads).flatten())
-                number += 1
+            for seen in range(each.start + 1, each.end + 1):
+                scores = next(queries) @ keys[:, :seen].mT * SCALING
+                outputs.append((scores.softmax(-1) @ values[:, :seen]).flatten())
         return torch.stack(outputs)
 
 
@@ -131,7 +114,7 @@ def steps(draw: st.DrawFn) -> list[PlacedRows]:
 def test_sequences_attend_as_each_of_their_rows_does(
     rows: list[PlacedRows], num_kv_heads: int, groups: int, dtype: torch.dtype, seed: int
 ) -> None:
-    step = RandomRows(new_cache(num_kv_heads, dtype=dtype), rows, groups, seed)
+    step = RandomRows(new_cache(dtype, num_kv_heads=num_kv_heads), rows, groups, seed)
     found = step.attend(plan_ranges(step.cache, rows, first_row=0))
     torch.testing.assert_close(
         found.double(), step.expected(), rtol=TOLERANCES[dtype], atol=TOLERANCES[dtype]
@@ -154,7 +137,7 @@ def test_prefix_and_block_are_averaged_and_rounded_once(
     monkeypatch.setattr(ranges, "attend_ranges", recorded)
     num_rows, num_kv_heads, groups = 16, 2, 3
     rows = [placed(slot, 12, num_rows) for slot in (4, 1)]
-    step = RandomRows(new_cache(num_kv_heads, dtype=dtype), rows, groups, 0)
+    step = RandomRows(new_cache(dtype, num_kv_heads=num_kv_heads), rows, groups, 0)
     found = step.attend(plan_ranges(step.cache, rows, first_row=0))
     (prefix, prefix_sums), (block, block_sums) = parts
     by_sequence = (len(rows), num_kv_heads, num_rows, groups)
@@ -204,7 +187,7 @@ def test_keys_are_read_once_for_all_rows_and_heads_that_share_them(
 
 
 def test_a_cache_counts_its_rows_as_the_operator_does() -> None:
-    cache = new_cache(3)
+    cache = new_cache(num_kv_heads=3)
     for layer, slot, head, place in itertools.product((0, 1), (0, 5), (0, 2), (0, 7, CAPACITY)):
         stored = cache._data[layer, slot, :, head, place]
         row = cache.rows[layer][cache.row_of(slot, place), :, head]
@@ -215,7 +198,7 @@ def test_a_kernel_that_gives_something_else_is_not_used(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(ranges, "why_no_flash", lambda *_: None)
-    assert find_flash(new_cache(dtype=torch.bfloat16), 7).has_ranges and not caplog.records
+    assert find_flash(new_cache(torch.bfloat16), 7).has_ranges and not caplog.records
     operator = flash._operator
 
     def without_sums(*args: Any, **kwargs: Any) -> Any:
@@ -232,7 +215,7 @@ def test_a_kernel_that_gives_something_else_is_not_used(
         caplog.clear()
         monkeypatch.setattr(flash, "_operator", instead)
         with caplog.at_level(logging.WARNING):
-            found = find_flash(new_cache(dtype=torch.bfloat16), 7)
+            found = find_flash(new_cache(torch.bfloat16), 7)
         assert found.has_flash and not found.has_ranges and reason in found.reason
         (record,) = caplog.records
         assert reason in record.getMessage() and "\n" not in record.getMessage()
@@ -240,7 +223,6 @@ def test_a_kernel_that_gives_something_else_is_not_used(
 
 @st.composite
 def single_rows(draw: st.DrawFn) -> list[PlacedRows]:
-    """A row each of neighbours."""
     first, count = draw(st.integers(0, 4)), draw(st.integers(2, 6))
     slots = range(first, min(first + count, 6))
     return [placed(slot, draw(st.integers(0, 270)), 1) for slot in slots]
@@ -254,30 +236,29 @@ def test_a_batch_attends_and_writes_as_its_sequences_do(rows: list[PlacedRows], 
     torch.testing.assert_close(found, step.expected().float())
 
 
-def slots_of(rows: list[PlacedRows]) -> list[list[int]]:
-    return [[each.slot for each in group] for group in group_rows(rows)]
-
-
-def test_alike_single_rows_of_neighbours_are_one_batch() -> None:
-    rows = [placed(slot, 180 + slot, 1) for slot in range(4)]
-    assert slots_of(rows) == [[0, 1, 2, 3]]
-
-
 @pytest.mark.parametrize(
-    "other",
-    [placed(2, 180, 1), placed(1, 8000, 1), placed(1, 180, 2)],
-    ids=["no neighbour", "long context", "two rows"],
+    ("others", "slots"),
+    [
+        ([placed(slot, 180 + slot, 1) for slot in (1, 2, 3)], [[0, 1, 2, 3]]),
+        ([placed(2, 180, 1)], [[0], [2]]),
+        ([placed(1, 8000, 1)], [[0], [1]]),
+        ([placed(1, 180, 2)], [[0], [1]]),
+    ],
+    ids=["alike", "no neighbour", "long context", "two rows"],
 )
-def test_what_would_compute_much_in_vain_stays_apart(other: PlacedRows) -> None:
-    assert slots_of([placed(0, 180, 1), other]) == [[0], [other.slot]]
+def test_only_alike_single_rows_of_neighbours_are_one_batch(
+    others: list[PlacedRows], slots: list[list[int]]
+) -> None:
+    groups = group_rows([placed(0, 180, 1), *others])
+    assert [[each.slot for each in group] for group in groups] == slots
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 @pytest.mark.parametrize("head_dim", [64, 80, 128])
 @pytest.mark.parametrize("num_rows", [1, 9, 33])
 def test_a_gpus_kernel_sees_what_plain_arithmetic_sees(num_rows: int, head_dim: int) -> None:
-    device = torch.device("cuda:0")
-    cache = new_cache(4, dtype=torch.bfloat16, device=device, capacity=5000, head_dim=head_dim)
+    sizes = {"num_kv_heads": 4, "capacity": 5000, "head_dim": head_dim}
+    cache = new_cache(torch.bfloat16, device="cuda:0", **sizes)
     assert find_flash(cache, 7).has_ranges
     rows = [placed(4, 4900, num_rows), placed(1, 3, num_rows), placed(5, 700, num_rows)]
     step = RandomRows(cache, rows, 7, 0)

@@ -13,10 +13,9 @@ from hippo.catalog.shapes import find_shape, shape_of
 from hippo.catalog.sizes import Experts
 from hippo.errors import ModelLoadError
 from hippo.models.interface.plan import LoadPlan
-from hippo.models.runners.captured import CapturedRunner
 from hippo.parallel.source import ParallelSource
 from tests.support.devices.flash_operator import flash_operator
-from tests.support.devices.graphs import RecordedGraphs
+from tests.support.devices.graphs import RecordedGraphs, runner_of
 from tests.support.models.pairs import load
 from tests.support.models.quantized import add_config
 from tests.support.models.reference import assert_close, clip, prefill, prepare, step, user
@@ -51,27 +50,31 @@ def test_experts_beside_a_dense_layer_are_counted_in_transformers_own_form(
 
 
 @pytest.mark.parametrize(
-    ("changes", "said"),
+    ("changes", "stored", "said"),
     [
-        ({"quantization": "int8"}, "leave --quantization out"),
-        ({"exact_rows": 8}, "leave --deterministic out"),
+        ({"quantization": "int8"}, None, "leave --quantization out"),
+        ({"exact_rows": 8}, None, "leave --deterministic out"),
+        (
+            {},
+            {"quant_method": "fp8", "fmt": "e4m3"},
+            "use the form of the model that is not quantised",
+        ),
     ],
 )
 def test_what_does_not_go_with_experts_is_refused(
-    experts_checkpoint: Path, changes: dict[str, Any], said: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("hippo.models.loading.pretrained.read_weights", None)  # not even begun
-    with pytest.raises(ModelLoadError, match=said):
-        load(experts_checkpoint, **changes)
-
-
-def test_a_quantised_checkpoint_with_experts_is_refused(
-    experts_checkpoint: Path, tmp_path: Path
+    experts_checkpoint: Path,
+    changes: dict[str, Any],
+    stored: dict[str, Any] | None,
+    said: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     folder = Path(shutil.copytree(experts_checkpoint, tmp_path / "copy"))
-    add_config(folder, {"quant_method": "fp8", "fmt": "e4m3"})
-    with pytest.raises(ModelLoadError, match="use the form of the model that is not quantised"):
-        load(folder)
+    if stored:
+        add_config(folder, stored)
+    monkeypatch.setattr("hippo.models.loading.pretrained.read_weights", None)  # not even begun
+    with pytest.raises(ModelLoadError, match=said):
+        load(folder, **changes)
 
 
 def test_no_rank_is_started_for_experts(experts_checkpoint: Path) -> None:
@@ -89,7 +92,7 @@ def test_steps_with_experts_can_be_captured(
     monkeypatch.setattr("hippo.models.loading.quantization.find_experts", lambda _: None)
     model = load(experts_checkpoint, exact_rows=32)  # for the spare places that graphs need
     graphs = RecordedGraphs()
-    runner = CapturedRunner(model._stack, model._cache, model.embedding, graphs.capture_graph)
+    runner = runner_of(model, graphs.capture_graph)
     prefill(model, 0, prepare(model, user(0, "what is it?"), clip()))
     with flash_operator():
         for start in (0, 3, 6):

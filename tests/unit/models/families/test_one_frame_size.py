@@ -69,9 +69,7 @@ def test_a_tower_takes_a_few_pictures_at_once(
     prompt = prepare(model, user(0, 1, "?"), clip(num_frames=5), image(height=30, width=120))
     assert [len(item.pixels) for item in prompt.items if item.pixels is not None] == [5, 5]
     assert len(list(model.embed_pieces(prompt))) == 3 + 3
-    parts, whole = model.embed_visual(prompt), internvl.embed_visual(prompt)
-    assert parts is not None and whole is not None
-    torch.testing.assert_close(parts, whole)
+    torch.testing.assert_close(model.embed_visual(prompt), internvl.embed_visual(prompt))
 
 
 def test_a_language_model_of_internvl3_gives_transformers_own_logits(tmp_path: Path) -> None:
@@ -83,24 +81,18 @@ def test_a_language_model_of_internvl3_gives_transformers_own_logits(tmp_path: P
 
 
 def test_as_many_frames_as_fit_with_their_text(internvl: VideoLanguageModel) -> None:
-    room = 400
-    limits = internvl.frame_limits
+    room, limits = 400, internvl.frame_limits
     num_frames = fit_frames(300, 84, 84, FramePlan(max_visual_tokens=room), limits)
-    media = clip(num_frames=num_frames)
-    alone = prepare(internvl, user("what?")).length
+    prompt = prepare(internvl, user(0, "what?"), clip(num_frames=num_frames))
     assert room // 4 > num_frames > 10
-    assert prepare(internvl, user(0, "what?"), media).length <= alone + room
+    assert prompt.length <= prepare(internvl, user("what?")).length + room
 
 
 def build(
-    processor: Any,
-    messages: Sequence[ChatMessage],
-    *media: DecodedMedia,
-    plan: FramePlan | None = None,
+    processor: Any, messages: Sequence[ChatMessage], *media: DecodedMedia, max_pixels: int = 0
 ) -> Prompt:
-    return LlavaPromptBuilder(processor, max_context_length=4096).build_prompt(
-        messages, media, plan or FramePlan()
-    )
+    builder = LlavaPromptBuilder(processor, max_context_length=4096)
+    return builder.build_prompt(messages, media, FramePlan(max_pixels=max_pixels))
 
 
 def test_adjacent_videos_keep_a_newline_each() -> None:
@@ -120,16 +112,15 @@ def test_the_hubs_template_puts_the_question_last_whatever_the_order(
     parts: tuple[str | int, ...],
 ) -> None:
     prompt = build(LLAVA_PROCESSOR, user(*parts), clip())
-    assert (
-        LLAVA_PROCESSOR.tokenizer.decode(prompt.input_ids[prompt.question_indices]) == "what is it?"
-    )
+    question = LLAVA_PROCESSOR.tokenizer.decode(prompt.input_ids[prompt.question_indices])
+    assert question == "what is it?"
     assert int(prompt.question_indices[0]) > int(prompt.visual_indices[-1])
 
 
 def test_a_cap_on_pixels_below_the_frames_one_size_is_refused() -> None:
-    build(LLAVA_PROCESSOR, user(0, "what?"), clip(), plan=FramePlan(max_pixels=38 * 38))
+    build(LLAVA_PROCESSOR, user(0, "what?"), clip(), max_pixels=38 * 38)
     with pytest.raises(InvalidRequestError, match=r"every frame at 38 x 38 pixels.*cannot be 1443"):
-        build(LLAVA_PROCESSOR, user(0, "what?"), clip(), plan=FramePlan(max_pixels=38 * 38 - 1))
+        build(LLAVA_PROCESSOR, user(0, "what?"), clip(), max_pixels=38 * 38 - 1)
 
 
 def test_a_template_that_leaves_media_out_is_reported() -> None:
@@ -141,11 +132,8 @@ def test_a_template_that_leaves_media_out_is_reported() -> None:
 LLAVA, INTERNVL = "llava_checkpoint", "internvl_checkpoint"
 CONFIG, PROCESSOR = "config.json", "processor_config.json"
 TEXT, WHOLE = ("text_config",), ()
-WINDOWS = {
-    "use_sliding_window": True,
-    "sliding_window": 128,
-    "layer_types": ["sliding_attention"] * 3,
-}
+SLIDING = ["sliding_attention"] * 3
+WINDOWS = {"use_sliding_window": True, "sliding_window": 128, "layer_types": SLIDING}
 ROTARY = {"rope_theta": 10000.0, "factor": 2.0, "rope_type": "dynamic"}
 DYNAMIC = {"max_position_embeddings": 255, "rope_parameters": ROTARY}
 

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import itertools
+import sys
 from pathlib import Path
+from typing import Any
 
+import psutil
 import pytest
 import torch
 
@@ -20,19 +23,6 @@ from tests.support.models.reference import answer
 CPU = torch.device("cpu")
 
 
-@pytest.fixture(params=PROCESSORS)
-def processor(request: pytest.FixtureRequest) -> Iterator[str]:
-    """The processor that a model is loaded on."""
-    with running_on(request.param):
-        yield request.param
-
-
-def _logits(folder: Path, dtype: str, exact_rows: int | None = None) -> torch.Tensor:
-    model = load(folder, dtype=dtype, exact_rows=exact_rows)
-    assert model.info.dtype == dtype
-    return answer(model)
-
-
 @pytest.mark.parametrize(
     ("family", "exact_rows"),
     [("target_checkpoint", None), ("llava_checkpoint", 4), ("experts_checkpoint", None)],
@@ -41,20 +31,18 @@ def test_every_dtype_is_near_float32(
     request: pytest.FixtureRequest, family: str, exact_rows: int | None
 ) -> None:
     folder: Path = request.getfixturevalue(family)
-    expected = _logits(folder, "float32")
-    for processor in PROCESSORS:
+    expected = answer(load(folder))
+    limits = {"float32": 1e-5, "bfloat16": 0.05, "float16": 0.005}
+    for processor, dtype in itertools.product(PROCESSORS, DTYPE_NAMES):
         with running_on(processor):
-            for dtype in DTYPE_NAMES:
-                found = _logits(folder, dtype, exact_rows)
-                difference = (found - expected).norm() / expected.norm()
-                limit = {"float32": 1e-5, "bfloat16": 0.05, "float16": 0.005}[dtype]
-                assert difference < limit, (processor, dtype)
+            model = load(folder, dtype=dtype, exact_rows=exact_rows)
+            assert model.info.dtype == dtype
+            difference = (answer(model) - expected).norm() / expected.norm()
+        assert difference < limits[dtype], (processor, dtype)
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="needs Linux's /proc")
 def test_plain_weights_do_not_keep_the_weight_file_in_memory(tmp_path: Path) -> None:
-    maps = Path("/proc/self/smaps")
-    if not maps.exists():
-        pytest.skip("needs Linux's /proc")
     folder = write_checkpoint(
         tmp_path / "model",
         num_heads=16,
@@ -64,23 +52,21 @@ def test_plain_weights_do_not_keep_the_weight_file_in_memory(tmp_path: Path) -> 
     )
     with running_on("unknown"):
         model = load_model(LoadPlan(str(folder), dtype="bfloat16", max_context_length=64))
-    resident, is_file = 0, False
-    for line in maps.read_text().splitlines():
-        if "-" in line.split()[0]:
-            is_file = str(folder) in line
-        elif line.startswith("Rss:") and is_file:
-            resident += int(line.split()[1]) << 10
+    maps: Any = psutil.Process().memory_maps(grouped=False)
+    resident = sum(each.rss for each in maps if each.path.startswith(str(folder)))
     size = (folder / "model.safetensors").stat().st_size
     assert model.info.dtype == "bfloat16" and resident < size / 8
 
 
+@pytest.mark.parametrize("processor", PROCESSORS)
 @pytest.mark.parametrize("own", DTYPE_NAMES)
 def test_auto_is_what_the_processor_multiplies_fast(processor: str, own: str) -> None:
     checkpoint = Checkpoint("tiny", Path("tiny"), {"dtype": own}, 0, 0)
     half = "float16" if has_fbgemm(processor) else "float32"
     for is_draft, expected in ((True, half), (False, half if own == "float16" else "float32")):
         plan = LoadPlan("tiny", auto_is_half=is_draft)
-        assert dtype_of(plan, checkpoint, CPU) == DTYPES[expected]
+        with running_on(processor):
+            assert dtype_of(plan, checkpoint, CPU) == DTYPES[expected]
 
 
 def test_auto_is_bfloat16_for_a_draft_where_that_alone_is_fast(

@@ -26,6 +26,7 @@ from tests.support.models.reference import (
     assert_close,
     clip,
     image,
+    noise,
     prefill,
     prepare,
     step,
@@ -40,12 +41,8 @@ def builder(reference: Reference) -> QwenPromptBuilder:
 
 
 def video(num_frames: int, height: int, width: int, *, seed: int = 0) -> DecodedMedia:
-    generator = torch.Generator().manual_seed(seed)
-    frames = torch.randint(
-        0, 256, (num_frames, height, width, 3), generator=generator, dtype=torch.uint8
-    )
     seconds = tuple(index / 3 for index in range(num_frames))
-    return DecodedMedia(MediaKind.VIDEO, frames, seconds, 3.0)
+    return DecodedMedia(MediaKind.VIDEO, noise(num_frames, height, width, seed), seconds, 3.0)
 
 
 TURNS: dict[str, tuple[int, tuple[str | DecodedMedia, ...]]] = {
@@ -69,13 +66,9 @@ def test_a_prompt_is_what_the_processor_makes_of_it(
     plan, prompts = FramePlan(max_pixels=max_pixels), builder(reference)
     messages, media = arranged(parts)
     if is_later:
+        system = ChatMessage("system", (TextPart("be brief"),))
         answer = ChatMessage("assistant", (TextPart("an answer\n"),))
-        messages = [
-            ChatMessage("system", (TextPart("be brief"),)),
-            *messages,
-            answer,
-            *user("why?"),
-        ]
+        messages = [system, *messages, answer, *user("why?")]
     prompt = prompts.build_prompt(messages, media, plan)
     expected = reference.inputs(
         messages, [resized(item, plan, prompts.frame_limits) for item in media]
@@ -118,15 +111,10 @@ def test_a_prompt_says_what_the_model_sees_of_each_item(reference: Reference) ->
     assert first.kind is MediaKind.IMAGE and first.num_frames == 1
     assert first.num_tokens == first.width * first.height // 28**2
     assert first.visual_grid == first.frame_seconds == ()
-    assert [(each.num_frames, each.width, each.height) for each in videos] == [
-        (4, 84, 56),
-        (6, 140, 84),
-    ]
+    sizes = [(each.num_frames, each.width, each.height, each.num_tokens) for each in videos]
+    assert sizes == [(4, 84, 56, 12), (6, 140, 84, 45)]
     assert [each.visual_grid for each in videos] == [(2, 2, 3), (3, 3, 5)]
-    assert [each.num_tokens for each in videos] == [12, 45]
-    assert [each.frame_seconds for each in videos] == [
-        tuple(item.frame_seconds) for item in media[1:]
-    ]
+    assert [each.frame_seconds for each in videos] == [item.frame_seconds for item in media[1:]]
     assert sum(use.num_tokens for use in videos) == prompt.visual_indices.shape[0]
 
 

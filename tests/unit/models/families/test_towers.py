@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import itertools
 import weakref
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
@@ -29,35 +31,25 @@ NOISE = torch.randint(
 )
 
 
-def _processor(name: str, reference: Any) -> Any:
-    family, _, kind = name.partition(" ")
-    processor = reference.processor if family == "qwen2.5-vl" else llava_processor()
-    return processor.image_processor if kind == "images" else processor.video_processor
-
-
-@pytest.mark.parametrize(
-    "name",
-    ["qwen2.5-vl videos", "qwen2.5-vl images", "llava-onevision videos", "llava-onevision images"],
-)
+@pytest.mark.parametrize("family", ["qwen2.5-vl", "llava-onevision"])
+@pytest.mark.parametrize("kind", ["image", "video"])
 @pytest.mark.parametrize("mean", [[0.5, 0.5, 0.5], [0.48145466, 0.4578275, 0.40821073]])
 def test_normalised_bytes_are_the_processors_pixels_to_the_last_bit(
-    name: str, mean: list[float], reference: Any
+    family: str, kind: str, mean: list[float], reference: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    processor = _processor(name, reference)
+    both = reference.processor if family == "qwen2.5-vl" else llava_processor()
+    processor = getattr(both, f"{kind}_processor")
     options: dict[str, Any] = {"image_mean": mean, "return_tensors": "pt"}
-    given: dict[str, Any]
-    if name.endswith("images"):
-        given, key = {"images": NOISE[:1]}, "pixel_values"
+    if kind == "image":
+        options, key = options | {"images": NOISE[:1]}, "pixel_values"
     else:
-        given, key = {"videos": [NOISE], "do_sample_frames": False}, "pixel_values_videos"
-    expected = processor(**given, **options)[key]
-    pixels = processor(**given, **options, **byte_options(processor))[key]
+        options |= {"videos": [NOISE], "do_sample_frames": False}
+        key = "pixel_values_videos"
+    expected = processor(**options)[key]
+    pixels = processor(**options, **byte_options(processor))[key]
     assert (pixels.dtype, expected.dtype) == (torch.uint8, torch.float32)
-    was, processor.image_mean = processor.image_mean, mean
-    try:
-        assert torch.equal(PixelScale(processor).normalise(pixels), expected)
-    finally:
-        processor.image_mean = was
+    monkeypatch.setattr(processor, "image_mean", mean)
+    assert torch.equal(PixelScale(processor).normalise(pixels), expected)
 
 
 def test_a_processor_that_does_not_normalise_only_rescales() -> None:
@@ -86,14 +78,14 @@ def test_pixels_are_bytes_and_leave_with_the_tower(family: VideoLanguageModel) -
 
 
 def _pieces(model: VideoLanguageModel, *media: DecodedMedia) -> tuple[int, torch.Tensor | None]:
-    pieces = model.embed_pieces(prepare(model, user(*range(len(media)), "what?"), *media))
-    num_pieces = 0
-    while True:
-        try:
-            next(pieces)
-        except StopIteration as end:
-            return num_pieces, end.value
-        num_pieces += 1
+    found: torch.Tensor | None = None
+    prompt = prepare(model, user(*range(len(media)), "what?"), *media)
+
+    def run() -> Iterator[None]:
+        nonlocal found
+        found = yield from model.embed_pieces(prompt)
+
+    return len(list(run())), found
 
 
 @pytest.mark.parametrize("name", ["target_checkpoint", "llava_checkpoint"])
@@ -141,45 +133,40 @@ class Tower(torch.nn.Module):
         return out
 
 
-@torch.inference_mode()
-@pytest.mark.parametrize("side", [28, 33])  # of the latter 5 pixels are left over
-@pytest.mark.parametrize("kernel", [14, (7, 4)])
-@pytest.mark.parametrize("bias", [True, False])
-def test_patches_are_the_convolution_s(
-    side: int, kernel: int | tuple[int, int], *, bias: bool
-) -> None:
-    tower = Tower(kernel_size=kernel, stride=kernel, bias=bias, padding="valid")
-    images = torch.randn(2, 3, side, side + 14)
-    expected = tower(images)
-    replace_products(tower, make_linear)
-    assert not any(isinstance(each, torch.nn.Conv2d) for each in tower.modules())
-    torch.testing.assert_close(tower(images), expected, rtol=1e-5, atol=1e-5)
+WHOLE = {"kernel_size": 14, "stride": 14}
 
 
 @torch.inference_mode()
 @pytest.mark.parametrize(
-    ("dtype", "make", "tolerance"),
-    [(torch.bfloat16, make_linear, 2e-2), (torch.float32, make_half_linear, 2e-3)],
+    ("options", "dtype", "make", "tolerance"),
+    [
+        ({**WHOLE, "padding": "valid"}, torch.float32, make_linear, 1e-5),
+        ({"kernel_size": (7, 4), "stride": (7, 4)}, torch.float32, make_linear, 1e-5),
+        ({"kernel_size": 4, "stride": 3}, torch.float32, make_linear, 1e-5),
+        ({"kernel_size": 4, "stride": 4, "padding": 1}, torch.float32, make_linear, 1e-5),
+        (WHOLE, torch.bfloat16, make_linear, 2e-2),
+        (WHOLE, torch.float32, make_half_linear, 2e-3),
+    ],
 )
-def test_patches_in_half_precision(dtype: torch.dtype, make: MakeLinear, tolerance: float) -> None:
-    tower = Tower(kernel_size=14, stride=14).to(dtype)
-    images = torch.randn(2, 3, 28, 42)
+@pytest.mark.parametrize("side", [28, 33])  # of the latter 5 pixels are left over
+@pytest.mark.parametrize("bias", [True, False])
+def test_patches_are_the_convolution_s(
+    options: dict[str, Any],
+    dtype: torch.dtype,
+    make: MakeLinear,
+    tolerance: float,
+    side: int,
+    bias: bool,
+) -> None:
+    tower = Tower(bias=bias, **options).to(dtype)
+    images = torch.randn(2, 3, side, side + 14)
     expected = tower(images)
     replace_products(tower, make)
+    are_patches = options["kernel_size"] == options["stride"] and options.get("padding") != 1
+    assert isinstance(tower.patch_embedding, torch.nn.Conv2d) != are_patches
     found = tower(images)
     assert found.dtype == dtype
     torch.testing.assert_close(found, expected, rtol=tolerance, atol=tolerance)
-
-
-@torch.inference_mode()
-@pytest.mark.parametrize("options", [{"stride": 3}, {"stride": 4, "padding": 1}])
-def test_a_convolution_of_another_kind_stays(options: dict[str, int]) -> None:
-    tower = Tower(kernel_size=4, **options)
-    images = torch.randn(1, 3, 12, 12)
-    expected = tower(images)
-    replace_products(tower, make_linear)
-    assert isinstance(tower.patch_embedding, torch.nn.Conv2d)
-    torch.testing.assert_close(tower(images), expected, rtol=1e-5, atol=1e-5)
 
 
 def test_a_weight_is_freed_before_the_next_is_packed() -> None:
@@ -210,16 +197,28 @@ HEADS, HEAD_DIM, SCALING = 3, 8, 0.3
 MODULE = torch.nn.Identity()  # of no interest
 
 
-def rows(num_rows: int, seed: int) -> list[torch.Tensor]:
+def rows(num_rows: int, seed: int) -> tuple[torch.Tensor, ...]:
     """Query, key and value as transformers lays them out: heads of rows that stand together."""
     generator = torch.Generator().manual_seed(seed)
     joined = torch.randn(num_rows, 3, HEADS, HEAD_DIM, generator=generator)
-    return [x.transpose(0, 1)[None] for x in joined.permute(1, 0, 2, 3).unbind(0)]
+    return tuple(x.transpose(0, 1)[None] for x in joined.permute(1, 0, 2, 3).unbind(0))
 
 
-def alone(given: list[torch.Tensor]) -> torch.Tensor:
-    output = scaled_dot_product_attention(given[0], given[1], given[2], scale=SCALING)
-    return output.transpose(1, 2)
+def alone(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
+    return scaled_dot_product_attention(query, key, value, scale=SCALING).transpose(1, 2)
+
+
+def attend(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    *,
+    bounds: torch.Tensor | None = None,
+) -> torch.Tensor:
+    found, _ = attend_in_windows(
+        MODULE, query, key, value, None, scaling=SCALING, cu_seq_lens_q=bounds
+    )
+    return found
 
 
 @settings(deadline=None)
@@ -227,39 +226,21 @@ def alone(given: list[torch.Tensor]) -> torch.Tensor:
 def test_windows_see_themselves_alone(sizes: list[int], seed: int) -> None:
     sizes = [*sizes, 4]
     bounds = [0, *itertools.accumulate(sizes)]
-    query, key, value = rows(bounds[-1], seed)
+    given = rows(bounds[-1], seed)
     boundaries = torch.tensor(bounds, dtype=torch.int32)
+    parts = [
+        alone(*(x[:, :, first:last] for x in given)) for first, last in itertools.pairwise(bounds)
+    ]
     for _ in range(2):  # layers
-        found, _ = attend_in_windows(
-            MODULE, query, key, value, None, scaling=SCALING, cu_seq_lens_q=boundaries
-        )
-        parts = [
-            alone([x[:, :, first:last] for x in (query, key, value)])
-            for first, last in itertools.pairwise(bounds)
-        ]
-        torch.testing.assert_close(found, torch.cat(parts, 1))
-
-
-def test_without_windows_all_rows_see_each_other() -> None:
-    query, key, value = rows(9, 0)
-    found, _ = attend_in_windows(MODULE, query, key, value, None, scaling=SCALING)
-    torch.testing.assert_close(found, alone([query, key, value]))
+        torch.testing.assert_close(attend(*given, bounds=boundaries), torch.cat(parts, 1))
+    torch.testing.assert_close(attend(*given), alone(*given))  # without windows all see each other
 
 
 def test_layers_share_a_plan(monkeypatch: pytest.MonkeyPatch) -> None:
-    num_planned = 0
-    plan = windows._plan
-
-    def counted(boundaries: torch.Tensor, device: torch.device) -> windows.Plan:
-        nonlocal num_planned
-        num_planned += 1
-        return plan(boundaries, device)
-
-    monkeypatch.setattr(windows, "_plan", counted)
-    query, key, value = rows(10, 0)
+    plan = mock.Mock(side_effect=windows._plan)
+    monkeypatch.setattr(windows, "_plan", plan)
+    given = rows(10, 0)
     for boundaries in (torch.tensor([0, 4, 8, 10]), torch.tensor([0, 5, 10])):
         for _ in range(3):
-            attend_in_windows(
-                MODULE, query, key, value, None, scaling=SCALING, cu_seq_lens_q=boundaries
-            )
-    assert num_planned == 2
+            attend(*given, bounds=boundaries)
+    assert plan.call_count == 2

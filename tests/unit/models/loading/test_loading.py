@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import shutil
-import subprocess
-import sys
 from collections.abc import Callable
 from contextlib import nullcontext
 from functools import partial
@@ -24,11 +22,11 @@ from hippo.models.load import load_model
 from hippo.models.loading.resolve import limit_context
 from hippo.service.settings import EngineSettings
 from tests.support.models.checkpoints import write_checkpoint
+from tests.support.models.hub import run_with_hub
 
 
 @pytest.fixture
 def copy(target_checkpoint: Path, tmp_path: Path) -> Path:
-    """A checkpoint to be spoilt."""
     return Path(shutil.copytree(target_checkpoint, tmp_path / "copy"))
 
 
@@ -52,6 +50,8 @@ def test_a_loaded_model_says_what_it_is(target_checkpoint: Path) -> None:
     assert info.num_parameters > 100_000
     assert json.loads(info.tokenizer_json)["model"]["type"] == "BPE"
     assert seen[0] == ("loading", 0.0) and seen[-1] == ("loading", 1.0)
+    assert seen == sorted(seen)
+    assert sum(0.1 < share < 0.8 for _, share in seen) > 50, "weight by weight"
 
 
 def test_end_tokens_fall_back_to_the_tokenizers(copy: Path) -> None:
@@ -99,9 +99,12 @@ def test_a_draft_that_would_not_read_what_the_target_reads_is_refused(
         check_pair(other, target)
 
 
-def cut_weights(folder: Path, size: int) -> None:
-    path = folder / "model.safetensors"
-    path.write_bytes(path.read_bytes()[:size])
+def shorten(folder: Path, size: int, name: str = "model.safetensors") -> None:
+    """Cuts the file, or removes it."""
+    content = (folder / name).read_bytes()
+    (folder / name).unlink()
+    if size:
+        (folder / name).write_bytes(content[:size])
 
 
 def change_weights(folder: Path, *, drop: str = "none", **added: torch.Tensor) -> None:
@@ -115,16 +118,13 @@ def change_weights(folder: Path, *, drop: str = "none", **added: torch.Tensor) -
 @pytest.mark.parametrize(
     ("spoil", "said"),
     [
-        (lambda folder: (folder / "config.json").unlink(), r"has no config\.json"),
+        (partial(shorten, name="config.json", size=0), r"has no config\.json"),
         (
             lambda folder: change_json(folder / "config.json", model_type="llama"),
             "'llama'; supported: internvl, llava_onevision, qwen2_5_vl",
         ),
-        (
-            lambda folder: (folder / "model.safetensors").unlink(),
-            r"lacks the weight file model\.safetensors",
-        ),
-        *((partial(cut_weights, size=size), "damaged or cut short") for size in (4, 1000, -1)),
+        (partial(shorten, size=0), r"lacks the weight file model\.safetensors"),
+        *((partial(shorten, size=size), "damaged or cut short") for size in (4, 1000, -1)),
         (
             partial(change_weights, drop="0.mlp.down_proj.weight"),
             r"missing or of another shape: .*down_proj",
@@ -133,10 +133,7 @@ def change_weights(folder: Path, *, drop: str = "none", **added: torch.Tensor) -
             partial(change_weights, mlp__gate__weight=torch.zeros(2)),
             r"not in the model: .*layers\.0\.mlp\.gate\.weight",
         ),
-        (
-            lambda folder: (folder / "tokenizer.json").write_text("{"),
-            "tokenizer or processor cannot be read",
-        ),
+        (partial(shorten, name="tokenizer.json", size=1), "tokenizer or processor cannot be read"),
     ],
 )
 def test_a_checkpoint_that_cannot_be_read_is_refused(
@@ -206,23 +203,12 @@ for name in sys.argv[1:]:
 """
 
 
-def run_with_hub(
-    hub: str, cache: Path, *names: str, script: str = HUB_SCRIPT, **env: str
-) -> list[str]:
-    done = subprocess.run(
-        [sys.executable, "-c", script, *names],
-        env={"HF_ENDPOINT": hub, "HF_HOME": str(cache), "PATH": "", **env},
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=60,
-    )
-    assert done.returncode == 0, done.stderr
-    return done.stdout.splitlines()
+def refusals(hub: str, cache: Path, *names: str, **env: str) -> list[str]:
+    return run_with_hub(hub, cache, HUB_SCRIPT, *names, **env).stdout.splitlines()
 
 
 def test_what_a_hub_refuses_is_explained(tmp_path: Path, hub: str) -> None:
-    gated, missing, private, broken = run_with_hub(
+    gated, missing, private, broken = refusals(
         hub, tmp_path, "org/gated", "org/missing", "org/private", "org/broken"
     )
     assert "org/gated is gated" in gated and "HF_TOKEN" in gated
@@ -233,8 +219,8 @@ def test_what_a_hub_refuses_is_explained(tmp_path: Path, hub: str) -> None:
 
 def test_an_unreachable_hub_is_explained(tmp_path: Path) -> None:
     nowhere = "http://127.0.0.1:9"
-    unreachable, invalid = run_with_hub(nowhere, tmp_path, "org/model", "not a name!")
-    (offline,) = run_with_hub(nowhere, tmp_path, "org/model", HF_HUB_OFFLINE="1")
+    unreachable, invalid = refusals(nowhere, tmp_path, "org/model", "not a name!")
+    (offline,) = refusals(nowhere, tmp_path, "org/model", HF_HUB_OFFLINE="1")
     assert "cannot be reached" in unreachable
     assert "HF_HUB_OFFLINE" in offline
     assert "neither a folder here nor a valid repository name" in invalid
@@ -261,4 +247,4 @@ found = find_checkpoint("org/model", progress=lambda stage, share: shares.append
 assert found.name == "org/model" and found.num_floats > 100_000
 assert shares[0] == 0.0 and shares[-1] == 1.0, shares
 """
-    run_with_hub(hub, tmp_path, script=script)
+    run_with_hub(hub, tmp_path, script)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import logging
-from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 from types import SimpleNamespace
@@ -27,7 +26,6 @@ from hippo.models.loading import memory
 from hippo.models.loading.resolve import Resolved, resolve
 from hippo.models.products.linear import packs_weights
 from hippo.models.quantized.forms import WeightForm
-from tests.support.models.families import write_family
 from tests.support.models.hub_forms import write_hub_form
 from tests.support.models.pairs import load
 
@@ -36,41 +34,23 @@ CPU = torch.device("cpu")
 
 
 def needs(**changes: int) -> memory.MemoryNeeds:
-    sizes: dict[str, Any] = {
-        "weight_bytes": 100 * MIB,
-        "slot_bytes": 10 * MIB,
-        "work_bytes": 10 * MIB,
-    }
-    return memory.MemoryNeeds(
-        name="a model",
-        context_length=512,
-        slot_tokens=512,
-        device=CPU,
-        dtype=torch.float32,
-        **(sizes | changes),
-    )
+    values: dict[str, Any] = {"name": "a model", "device": CPU, "dtype": torch.float32}
+    values |= {"context_length": 512, "slot_tokens": 512}
+    values |= {"weight_bytes": 100 * MIB, "slot_bytes": 10 * MIB, "work_bytes": 10 * MIB}
+    return memory.MemoryNeeds(**(values | changes))
 
 
 def plan(**changes: Any) -> LoadPlan:
-    return LoadPlan("m", max_context_length=512, **changes)
+    return LoadPlan("m", max_context_length=512, **({"num_slots": None} | changes))
 
 
-def check(
-    *,
-    num_slots: int | None = 5,
-    budget_bytes: int | None = None,
-    reserved_bytes: int = 40 * MIB,
-    **changes: int,
-) -> None:
-    memory.check_fits(
-        plan(num_slots=num_slots, budget_bytes=budget_bytes),
-        needs(reserved_bytes=reserved_bytes, **changes),
-    )
+def check(*, num_slots: int | None = 5, budget_bytes: int | None = None, **sizes: int) -> None:
+    given = plan(num_slots=num_slots, budget_bytes=budget_bytes)
+    memory.check_fits(given, needs(**{"reserved_bytes": 40 * MIB} | sizes))
 
 
-def fitting(*, num_processes: int = 1, reserved_bytes: int = 0, **changes: Any) -> int:
-    sizes = needs(num_processes=num_processes, work_bytes=15 * MIB, reserved_bytes=reserved_bytes)
-    given = plan(num_slots=None, **changes)
+def fitting(*, budget_bytes: int | None = None, **changes: int) -> int:
+    sizes, given = needs(work_bytes=15 * MIB, **changes), plan(budget_bytes=budget_bytes)
     return memory.fitting_slots(given, sizes, memory.left_for_slots(given, sizes))
 
 
@@ -82,80 +62,81 @@ def two_hundred_mib(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("two_hundred_mib")
-class TestSums:
-    def test_weights_cache_work_and_earlier_media_fill_the_device_to_the_last_byte(self) -> None:
-        check()
-        with pytest.raises(ModelLoadError):
-            check(reserved_bytes=40 * MIB + 1)
+def test_weights_cache_work_and_earlier_media_fill_the_device_or_budget_to_the_last_byte() -> None:
+    check()
+    check(budget_bytes=260 * MIB)  # of which the process has 60 already
+    with pytest.raises(ModelLoadError):
+        check(reserved_bytes=40 * MIB + 1)
+    with pytest.raises(ModelLoadError):
+        check(packing_bytes=200 * MIB)
+    with pytest.raises(ModelLoadError, match=r"--memory-gib leaves 0\.19 GiB"):
+        check(budget_bytes=259 * MIB)
 
-    @pytest.mark.parametrize(
-        "changes",
-        [
-            {"reserved_bytes": 41 * MIB},
-            {"slot_bytes": 30 * MIB},
-            {"weight_bytes": 200 * MIB},
-            {"slot_bytes": 151 * MIB, "num_slots": None},
-        ],
+
+@pytest.mark.usefixtures("two_hundred_mib")
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"reserved_bytes": 41 * MIB},
+        {"slot_bytes": 30 * MIB},
+        {"weight_bytes": 200 * MIB},
+        {"slot_bytes": 151 * MIB, "num_slots": None},
+    ],
+)
+def test_a_refusal_says_what_each_part_takes_and_what_helps(changes: dict[str, int]) -> None:
+    advice = (
+        r"GiB of weights in float32, .* GiB of cache for . slots? of 512 tokens, .*: lower "
+        "--slots, --max-context-length or --vision-cache-mb or --media-cache-mb, or use "
+        "--dtype bfloat16, a smaller model"
     )
-    def test_a_refusal_says_what_each_part_takes_and_what_helps(
-        self, changes: dict[str, int]
-    ) -> None:
-        advice = (
-            r"GiB of weights in float32, .* GiB of cache for . slots? of 512 tokens, .*: lower "
-            "--slots, --max-context-length or --vision-cache-mb or --media-cache-mb, or use "
-            "--dtype bfloat16, a smaller model"
-        )
-        with pytest.raises(ModelLoadError, match=advice):
-            check(**changes)
-
-    def test_packing_counts_before_loading_and_not_beside_the_slots(self) -> None:
-        with pytest.raises(ModelLoadError):
-            check(packing_bytes=200 * MIB)
-        given, sizes = plan(num_slots=None), needs(work_bytes=15 * MIB, packing_bytes=60 * MIB)
-        left = memory.left_for_slots(given, sizes)
-        assert memory.fitting_slots(given, sizes, left) == (100 - 15) // 10
-
-    def test_a_budget_counts_what_the_process_has_already(self) -> None:
-        check(budget_bytes=260 * MIB)
-        with pytest.raises(ModelLoadError, match=r"--memory-gib leaves 0\.19 GiB"):
-            check(budget_bytes=259 * MIB)
-
-    def test_half_of_a_cpus_free_memory_is_filled_with_slots(self) -> None:
-        assert fitting() == (100 - 15) // 10
-        assert fitting(reserved_bytes=20 * MIB) == (100 - 15 - 20) // 10
-        assert fitting(num_processes=2) == (50 - 15) // 10
-
-    def test_a_budget_is_filled_as_a_whole_but_not_beyond_what_is_free(self) -> None:
-        assert fitting(budget_bytes=160 * MIB) == (160 - 60 - 15) // 10
-        assert fitting(budget_bytes=10 * GIB) == (200 - 15) // 10
-        assert fitting(budget_bytes=50 * MIB) == 0
-
-    def test_no_slot_is_an_error_that_says_what_one_takes(self) -> None:
-        with pytest.raises(ModelLoadError, match=r"512 tokens takes 0\.01 GiB.*0\.20 GiB left"):
-            memory.choose_slots(plan(num_slots=None), needs(), 0)
+    with pytest.raises(ModelLoadError, match=advice):
+        check(**changes)
 
 
+@pytest.mark.usefixtures("two_hundred_mib")
+@pytest.mark.parametrize(
+    ("changes", "left"),
+    [
+        ({}, 100),  # half of what is free on a CPU
+        ({"reserved_bytes": 20 * MIB}, 100 - 20),
+        ({"num_processes": 2}, 50),
+        ({"packing_bytes": 60 * MIB}, 100),  # not beside the slots
+        ({"budget_bytes": 160 * MIB}, 160 - 60),
+        ({"budget_bytes": 10 * GIB}, 200),  # not beyond what is free
+    ],
+)
+def test_what_is_left_beside_the_work_is_filled_with_slots(
+    changes: dict[str, int], left: int
+) -> None:
+    assert fitting(**changes) == (left - 15) // 10
+    assert fitting(budget_bytes=50 * MIB) == 0
+    with pytest.raises(ModelLoadError, match=r"512 tokens takes 0\.01 GiB.*0\.20 GiB left"):
+        memory.choose_slots(plan(), needs(), 0)
+
+
+@pytest.mark.parametrize(
+    ("num_fitting", "num_slots", "said"),
+    [
+        (5, 5, "5 fit beside the weights"),
+        (999, MOST_AUTO_SLOTS, f"{MOST_AUTO_SLOTS} slots are used (--slots for more)"),
+    ],
+)
 def test_a_model_loaded_without_a_number_has_the_slots_that_its_memory_takes(
-    target_checkpoint: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    target_checkpoint: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    num_fitting: int,
+    num_slots: int,
+    said: str,
 ) -> None:
     shape = find_shape(str(target_checkpoint))
-    slot = shape.cache_bytes(4096, bytes_each=4)
-    work = shape.work_bytes(4096, bytes_each=4, cache_each=4)
-    monkeypatch.setattr(memory, "available_bytes", lambda device: 2 * (work + 5 * slot))
-    caplog.set_level(logging.INFO)
-    model = load_model(LoadPlan(str(target_checkpoint), num_slots=None, max_context_length=4096))
-    assert model.info.num_slots == 5
-    assert "a sequence of 4096 tokens takes" in caplog.text
-    assert "5 fit beside the weights" in caplog.text
-
-
-def test_more_slots_than_are_of_use_are_not_taken(
-    target_checkpoint: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+    slot = shape.cache_bytes(256, bytes_each=4)
+    work = shape.work_bytes(256, bytes_each=4, cache_each=4)
+    monkeypatch.setattr(memory, "available_bytes", lambda device: 2 * (work + num_fitting * slot))
     caplog.set_level(logging.INFO)
     model = load_model(LoadPlan(str(target_checkpoint), num_slots=None, max_context_length=256))
-    assert model.info.num_slots == MOST_AUTO_SLOTS
-    assert f"{MOST_AUTO_SLOTS} slots are used (--slots for more)" in caplog.text
+    assert model.info.num_slots == num_slots
+    assert "a sequence of 256 tokens takes" in caplog.text and said in caplog.text
 
 
 TIED, SHARED = "Qwen/Qwen2.5-VL-3B-Instruct", "Qwen/Qwen2.5-VL-32B-Instruct"
@@ -240,22 +221,18 @@ def test_the_longest_prompt_fills_the_context_up_to_a_grid(family: VideoLanguage
     run_longest(family, longest, slot=1, num_tapped=1)
 
 
-def test_the_times_between_frames_fit_into_the_context_as_well(tmp_path: Path) -> None:
-    folder = write_family(tmp_path / "tiny", "qwen3_vl")
-    model = load(folder, max_context_length=4000)
+def test_the_times_between_frames_fit_into_the_context_as_well(qwen3_checkpoint: Path) -> None:
+    model = load(qwen3_checkpoint, max_context_length=4000)
     longest = longest_prompt(model, warm_prompt(model))
     per_grid = longest.length // longest.visual_grids[0][0]
     assert per_grid > 256 and 0 <= 3999 - longest.length < per_grid
 
 
 def test_a_lack_of_memory_names_the_flags_that_help(family: VideoLanguageModel) -> None:
-    def fails(*_: Any) -> Iterator[None]:
-        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 MiB")
-        yield
-
+    error = torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 MiB")
     longest = longest_prompt(family, warm_prompt(family))
     with (
-        mock.patch.object(type(family), "prefill", fails),
+        mock.patch.object(type(family), "prefill", side_effect=error),
         pytest.raises(ModelLoadError, match=r"CUDA out of memory\): lower --max-context-length"),
     ):
         run_longest(family, longest, slot=0, num_tapped=0)
@@ -273,9 +250,8 @@ def test_the_context_is_the_checkpoints_own_where_memory_suffices(
 
 @pytest.mark.parametrize("num_slots", [1, 3])
 def test_a_small_memory_shortens_the_context(target_checkpoint: Path, num_slots: int) -> None:
+    caches: Any = {"vision_cache_bytes": 0, "media_cache_bytes": 0}
     with mock.patch("hippo.models.loading.memory.available_bytes", lambda device: 120 << 20):
-        plan = LoadPlan(
-            str(target_checkpoint), num_slots=num_slots, vision_cache_bytes=0, media_cache_bytes=0
-        )
-        context = load_model(plan).info.max_context_length
+        model = load_model(LoadPlan(str(target_checkpoint), num_slots=num_slots, **caches))
+    context = model.info.max_context_length
     assert context % 256 == 0 and 0 < context < 4096  # the checkpoint's limit

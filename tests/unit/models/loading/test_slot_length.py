@@ -12,9 +12,8 @@ from hippo.engine.warmup import longest_prompt, run_longest, warm_prompt, warm_u
 from hippo.errors import ContextLengthError
 from hippo.models.cached import CachedModel
 from hippo.models.interface.base import Prompt
-from hippo.models.runners.captured import CapturedRunner
 from tests.support.devices.flash_operator import flash_operator
-from tests.support.devices.graphs import RecordedGraphs
+from tests.support.devices.graphs import RecordedGraphs, runner_of
 from tests.support.models.families import write_family
 from tests.support.models.pairs import load
 from tests.support.models.reference import clip, prefill, prepare, step, user
@@ -77,16 +76,12 @@ def test_a_prompt_of_exactly_the_context_is_refused_and_a_shorter_one_has_one_mo
     lengths: Lengths,
 ) -> None:
     model = lengths.whole
-    length_of_none = prepare(model, user("")).length
-
-    def text_of(length: int) -> str:
-        text = "x" * (length - length_of_none)
-        assert prepare(model, user(text[:-400])).length == length - 400, "a token a letter"
-        return text
-
+    most = "x" * (511 - prepare(model, user("")).length)  # a token a letter
     with pytest.raises(ContextLengthError, match=r"512 tokens long.*context of 512"):
-        prepare(model, user(text_of(512)))
-    prefill(model, 0, prepare(model, user(text_of(511))))
+        prepare(model, user(f"{most}x"))
+    prompt = prepare(model, user(most))
+    assert prompt.length == 511
+    prefill(model, 0, prompt)
     model.forward(step(0, 0, 5))
     with pytest.raises(ContextLengthError, match="513 tokens do not fit in a context of 512"):
         model.forward(step(0, 1, 6))
@@ -104,8 +99,7 @@ def test_a_service_starts_with_prompts_that_have_room(lengths: Lengths) -> None:
 def test_graphs_are_as_long_as_a_slot(target_checkpoint: Path) -> None:
     model = load(target_checkpoint, cache_tokens=CACHE_TOKENS, exact_rows=32)
     with flash_operator():
-        graphs = RecordedGraphs()
-        runner = CapturedRunner(model._stack, model._cache, model.embedding, graphs.capture_graph)
+        runner = runner_of(model, RecordedGraphs().capture_graph)
         assert list(runner.capture_all(model._rotary_table))
     assert runner._capture is not None, "a replay differed"
     assert {shape.capacity for shape in runner._steps} == {CACHE_TOKENS}

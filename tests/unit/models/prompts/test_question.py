@@ -13,13 +13,8 @@ from tests.support.models.reference import Reference, clip, image, prepare, user
 LAST = "\n"  # the template's last token, after "assistant"
 
 
-@pytest.fixture(scope="module")
-def processor(reference: Reference) -> Any:
-    return reference.processor
-
-
-def asked(processor: Any, prompt: Prompt) -> str:
-    text: str = processor.tokenizer.decode(prompt.input_ids[prompt.question_indices])
+def asked(reference: Reference, prompt: Prompt) -> str:
+    text: str = reference.processor.tokenizer.decode(prompt.input_ids[prompt.question_indices])
     return text
 
 
@@ -46,12 +41,12 @@ CASES: dict[str, tuple[list[ChatMessage], list[DecodedMedia], str]] = {
 @pytest.mark.parametrize(("messages", "media", "question"), CASES.values(), ids=CASES)
 def test_the_question_is_the_text_of_the_last_turn_that_has_seen_the_videos(
     model: VideoLanguageModel,
-    processor: Any,
+    reference: Reference,
     messages: list[ChatMessage],
     media: list[DecodedMedia],
     question: str,
 ) -> None:
-    assert asked(processor, prepare(model, messages, *media)) == question
+    assert asked(reference, prepare(model, messages, *media)) == question
 
 
 def test_a_prompt_without_videos_has_no_question(model: VideoLanguageModel) -> None:
@@ -59,31 +54,25 @@ def test_a_prompt_without_videos_has_no_question(model: VideoLanguageModel) -> N
         assert prepare(model, messages, *media).question_indices.shape == (0,)
 
 
-def template(body: str) -> str:
-    return (
-        "{% for message in messages %}<|im_start|>{{ message['role'] }}\n"
-        "{% for part in message['content'] %}{% if part['type'] == 'video' %}"
-        "<|vision_start|><|video_pad|><|vision_end|>{% else %}" + body + "{% endif %}{% endfor %}"
-        "<|im_end|>\n{% endfor %}<|im_start|>assistant\n"
-    )
+TEMPLATE = (
+    "{% for message in messages %}<|im_start|>{{ message['role'] }}\n"
+    "{% for part in message['content'] %}{% if part['type'] == 'video' %}"
+    "<|vision_start|><|video_pad|><|vision_end|>{% else %}{{ part['text'] | trim }}{% endif %}"
+    "{% endfor %}<|im_end|>\n{% endfor %}<|im_start|>assistant\n"
+)
 
 
 @pytest.mark.parametrize(
-    ("body", "question"),
+    ("how", "question"),
     [
-        ("{{ part['text'] | trim }}", "what is in it?"),
-        ("{{ part['text'] | upper }}", "<|vision_end|>  WHAT IS IN IT? <|im_end|>\n<|im_start|>"),
+        ("trim", "what is in it?"),
+        ("upper", "<|vision_end|>  WHAT IS IN IT? <|im_end|>\n<|im_start|>"),
     ],
-    ids=["strips", "rewrites"],
 )
 def test_of_a_template_that_rewrites_texts_all_that_follows_the_video_counts(
-    model: VideoLanguageModel,
-    processor: Any,
-    monkeypatch: pytest.MonkeyPatch,
-    body: str,
-    question: str,
+    model: Any, reference: Reference, monkeypatch: pytest.MonkeyPatch, how: str, question: str
 ) -> None:
-    own: Any = model
-    monkeypatch.setattr(own._prompts._processor, "chat_template", template(body))
+    template = TEMPLATE.replace("trim", how)
+    monkeypatch.setattr(model._prompts._processor, "chat_template", template)
     prompt = prepare(model, user(0, "  what is in it? "), clip())
-    assert asked(processor, prompt).startswith(question)
+    assert asked(reference, prompt).startswith(question)

@@ -25,7 +25,6 @@ from tests.support.models.processors import PROCESSORS, has_fbgemm, running_on
 
 @pytest.fixture(params=["this one", *PROCESSORS])
 def processor(request: pytest.FixtureRequest) -> Iterator[str]:
-    """The processor that the products of a test are made for."""
     if request.param == "this one":
         yield request.param
         return
@@ -38,16 +37,14 @@ def processor(request: pytest.FixtureRequest) -> Iterator[str]:
 @pytest.mark.parametrize("has_bias", [True, False])
 @pytest.mark.parametrize("rows", [(1,), (2,), (5,), (16,), (200,), (2, 5), (1, 7, 3)])
 def test_a_product_equals_torchs(rows: tuple[int, ...], has_bias: bool, dtype: torch.dtype) -> None:
-    generator = torch.Generator().manual_seed(0)
-    weight = torch.randn(48, 64, generator=generator).to(dtype)
-    bias = torch.randn(48, generator=generator).to(dtype) if has_bias else None
+    torch.manual_seed(0)
+    weight = torch.randn(48, 64).to(dtype)
+    bias = torch.randn(48).to(dtype) if has_bias else None
     product = make_linear(weight, bias)
-    x = torch.randn(*rows, 64, generator=generator)
-    for given in (x, torch.randn(*rows, 128, generator=generator)[..., ::2]):
-        found = product(given.to(dtype))
-        expected = linear(*(each.float() for each in (given.to(dtype), weight)))
+    for given in (torch.randn(*rows, 64).to(dtype), torch.randn(*rows, 128).to(dtype)[..., ::2]):
+        found = product(given)
+        expected = linear(given.float(), weight.float()) + (0 if bias is None else bias)
         assert found.dtype == dtype
-        expected = expected if bias is None else expected + bias
         assert difference_of(found, expected, dtype) is None
         if dtype == torch.float32:
             torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
@@ -56,14 +53,12 @@ def test_a_product_equals_torchs(rows: tuple[int, ...], has_bias: bool, dtype: t
 @pytest.mark.usefixtures("processor")
 @pytest.mark.parametrize("has_bias", [True, False])
 def test_a_weight_kept_in_float16_multiplies_float32_rows(has_bias: bool) -> None:
-    generator = torch.Generator().manual_seed(0)
-    weight, values = (
-        torch.randn(*shape, generator=generator).half().float() for shape in ((48, 320), (48,))
-    )
+    torch.manual_seed(0)
+    weight, values = torch.randn(48, 320).half().float(), torch.randn(48).half().float()
     bias = values if has_bias else None
     product = make_half_linear(weight, bias)
     for rows in ((1,), (16,), (2, 5)):
-        x = torch.randn(*rows, 320, generator=generator)
+        x = torch.randn(*rows, 320)
         torch.testing.assert_close(product(x), linear(x, weight, bias), rtol=1e-5, atol=1e-5)
 
 
@@ -79,14 +74,10 @@ def test_what_a_processor_lacks_is_not_packed(processor: str) -> None:
     assert not packs_weights(torch.device("cuda"), torch.float32)
 
 
-def test_a_library_with_wrong_numbers_is_not_used(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    reorder = torch.ops.mkldnn._reorder_linear_weight
+def test_a_library_with_wrong_numbers_is_not_used(caplog: pytest.LogCaptureFixture) -> None:
+    operators, reorder = torch.ops.mkldnn, torch.ops.mkldnn._reorder_linear_weight
     with running_on("AVX2, no MKL") as patch:
-        patch.setattr(
-            torch.ops.mkldnn, "_reorder_linear_weight", lambda weight, rows: reorder(-weight, rows)
-        )
+        patch.setattr(operators, "_reorder_linear_weight", lambda weight, n: reorder(-weight, n))
         assert packing(torch.float32) is None
     assert "are wrong here: a result differs by" in caplog.text
 

@@ -9,6 +9,7 @@ import re
 import shutil
 import subprocess
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -41,9 +42,27 @@ from hippo.models.quantized.packed import (
 from hippo.models.quantized.quantised_rows import QuantisedRows, quantised_rows
 from tests.support.models.quantized import has_packages, write_quantized
 
+needs_packages = pytest.mark.skipif(
+    not has_packages(), reason="the group quantized is not installed"
+)
 
-def _loaded(folder: Path) -> Any:
-    """transformers' model, quantised as hippo loads it where there are kernels."""
+
+@pytest.fixture(autouse=True)
+def _gpu_of_132_processors(monkeypatch: pytest.MonkeyPatch) -> None:
+    if not torch.cuda.is_available():
+        properties = SimpleNamespace(multi_processor_count=132)
+        monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: properties)
+
+
+def _written(folder: Path, form: str) -> tuple[Any, dict[str, torch.Tensor]]:
+    """The layers of a checkpoint, quantised as hippo loads it where there are kernels, and the
+    weights that they stand for."""
+    folder, plain = write_quantized(folder, "Qwen/Qwen2.5-VL-72B-Instruct", form)
+    expected = {
+        name: weight
+        for path in plain.glob("*.safetensors")
+        for name, weight in load_file(path).items()
+    }
     plan = LoadPlan(str(folder), dtype="bfloat16")
     checkpoint = find_checkpoint(str(folder), progress=lambda stage, share: None)
     transformers = import_transformers()
@@ -51,7 +70,7 @@ def _loaded(folder: Path) -> Any:
     with mock.patch.object(quantized, "can_pack", lambda *_of: True):
         found = find_quantization(plan, checkpoint, torch.device("cpu"))
     assert isinstance(found, Packed)
-    return read_weights(
+    model = read_weights(
         checkpoint,
         transformers.Qwen2_5_VLForConditionalGeneration,
         config,
@@ -61,20 +80,16 @@ def _loaded(folder: Path) -> Any:
         shards=None,
         report=lambda share: None,
     )
+    return model.model.language_model.layers, expected
 
 
-@pytest.mark.skipif(not has_packages(), reason="the group quantized is not installed")
+@needs_packages
 @pytest.mark.parametrize(
     "form", ["RedHatAI quantized.w4a16", "RedHatAI quantized.w8a8", "Qwen AWQ"]
 )
 def test_rows_of_published_integers_stand_for_the_plain_weights(form: str, tmp_path: Path) -> None:
-    folder, plain = write_quantized(tmp_path, "Qwen/Qwen2.5-VL-72B-Instruct", form)
-    expected = {
-        name: weight
-        for path in plain.glob("*.safetensors")
-        for name, weight in load_file(path).items()
-    }
-    for index, layer in enumerate(_loaded(folder).model.language_model.layers):
+    layers, expected = _written(tmp_path, form)
+    for index, layer in enumerate(layers):
         for name in ("self_attn.q_proj", "self_attn.k_proj", "mlp.gate_proj", "mlp.down_proj"):
             module = layer.get_submodule(name)
             assert not is_plain(module)
@@ -86,7 +101,7 @@ def test_rows_of_published_integers_stand_for_the_plain_weights(form: str, tmp_p
             assert_close(found, weight, rtol=1e-2, atol=1e-4)  # which is rounded to bfloat16
 
 
-@pytest.mark.skipif(not has_packages(), reason="the group quantized is not installed")
+@needs_packages
 @pytest.mark.parametrize("is_nested", [True, False])
 @pytest.mark.parametrize("kind", ["nf4", "fp4"])
 def test_rows_of_bitsandbytes_stand_for_its_numbers(is_nested: bool, kind: str) -> None:
@@ -99,15 +114,11 @@ def test_rows_of_bitsandbytes_stand_for_its_numbers(is_nested: bool, kind: str) 
     module.weight.quant_state = state
     rows = quantised_rows(module)
     assert rows is not None and rows.shape == (48, 128) and rows.bias is module.bias
-    assert_close(
-        rows.plain(torch.float32),
-        functional.dequantize_4bit(codes, state),
-        rtol=1e-3,  # of scales in float16
-        atol=1e-5,
-    )
+    expected = functional.dequantize_4bit(codes, state)
+    assert_close(rows.plain(torch.float32), expected, rtol=1e-3, atol=1e-5)  # scales in float16
 
 
-@pytest.mark.skipif(not has_packages(), reason="the group quantized is not installed")
+@needs_packages
 def test_rows_of_torchao_stand_for_its_numbers() -> None:
     torchao: Any = importlib.import_module("torchao.quantization")
     layer = torch.nn.Linear(128, 48)
@@ -118,19 +129,17 @@ def test_rows_of_torchao_stand_for_its_numbers() -> None:
     assert_close(rows.plain(torch.float32), weight.dequantize())
 
 
-@pytest.mark.skipif(not has_packages(), reason="the group quantized is not installed")
+@needs_packages
 @pytest.mark.parametrize("form", ["RedHatAI quantized.w4a16", "Qwen AWQ"])
 def test_layers_without_products_beside_plain_ones_are_decompressed(
     form: str, tmp_path: Path
 ) -> None:
-    folder, plain = write_quantized(tmp_path, "Qwen/Qwen2.5-VL-72B-Instruct", form)
-    layer = _loaded(folder).model.language_model.layers[0]
+    (layer, *_), expected = _written(tmp_path, form)
     modules = [layer.mlp.gate_proj, torch.nn.Linear(128, 128, bias=False).bfloat16()]
     assert not is_plain(modules[0])
     with mock.patch.object(packed, "has_kernels", lambda device: True):
         assert make_packed(modules, torch.bfloat16) is None
     assert is_plain(modules[0])
-    expected = load_file(next(plain.glob("*00001*.safetensors")))
     weight = expected["model.layers.0.mlp.gate_proj.weight"]
     assert_close(modules[0].weight.float(), weight, rtol=1e-2, atol=1e-4)
 
@@ -146,18 +155,16 @@ def test_modules_that_the_kernels_do_not_have_stay_with_their_package() -> None:
 def _random_rows(
     bits: int, height: int, width: int, *, has_bias: bool, has_zeros: bool
 ) -> QuantisedRows:
-    codes = torch.randint(256, (height, width * bits // 8), dtype=torch.uint8)
-    scales = torch.rand(height, width // 64).half() if bits == 4 else torch.rand(height)
-    values = torch.randn(16).sort().values if bits == 4 else None
-    bias = torch.randn(height) if has_bias else None
-    zeros = torch.randint(16, (height, width // 64), dtype=torch.uint8)
-    return QuantisedRows(
-        codes.cuda(),
-        (scales + 0.1).cuda(),
-        None if values is None else values.cuda(),
-        None if bias is None else bias.cuda(),
-        zeros.cuda() if has_zeros else None,
-    )
+    with torch.device("cuda"):
+        scales = torch.rand(height, width // 64).half() if bits == 4 else torch.rand(height)
+        zeros = torch.randint(16, (height, width // 64), dtype=torch.uint8)
+        return QuantisedRows(
+            torch.randint(256, (height, width * bits // 8), dtype=torch.uint8),
+            scales + 0.1,
+            torch.randn(16).sort().values if bits == 4 else None,
+            torch.randn(height) if has_bias else None,
+            zeros if has_zeros else None,
+        )
 
 
 @pytest.mark.parametrize("count", [1, 8, 9, 32, 33, 100, 192, 193, 300])
@@ -165,27 +172,20 @@ def test_rows_are_multiplied_in_parts_or_by_the_unpacked_weight(count: int) -> N
     weight = torch.randn(96, 64)
     num_rows: list[int] = []
 
-    class Few:
+    def multiply(most: int, *, args: list[Any], **_options: Any) -> None:
         """The kernel for up to 8, 16 or 32 rows."""
-
-        def __init__(self, most: int) -> None:
-            self._most = most
-
-        def __call__(self, *, args: list[Any], **_options: Any) -> None:
-            x, product, given = args[5:8]
-            assert given == x.shape[0] <= self._most and product.is_contiguous()
-            num_rows.append(given)
-            product.copy_(x @ weight.T)
+        x, product, given = args[5:8]
+        assert given == x.shape[0] <= most and product.is_contiguous()
+        num_rows.append(given)
+        product.copy_(x @ weight.T)
 
     def unpack(*, args: list[Any], **_options: Any) -> None:
         first = 16 * args[5]
         args[4].copy_(weight[first : first + args[4].shape[0]])
 
-    few: dict[tuple[int, int], Any] = {shape: Few(8 * shape[0]) for shape in SHAPES}
+    few = {shape: partial(multiply, 8 * shape[0]) for shape in SHAPES}
     rows = QuantisedRows(torch.zeros(48, 64, dtype=torch.uint8), torch.ones(48), None, None)
-    properties = SimpleNamespace(multi_processor_count=132)
-    with mock.patch.object(torch.cuda, "get_device_properties", lambda device: properties):
-        product = PackedLinear([rows, rows], torch.float32, Kernels(few, unpack))
+    product = PackedLinear([rows, rows], torch.float32, Kernels(few, unpack))
     x = torch.randn(count, 64)
     assert_close(product(x), x @ weight.T)
     assert sum(num_rows) == (count if count <= 192 else 0)
@@ -198,23 +198,16 @@ def test_kernels_that_give_other_numbers_than_the_weight_are_not_used(
     rows = tried_rows(torch.device("cpu"), 4, True)
     weight = rows.plain(torch.bfloat16)
 
-    def multiply(shape: tuple[int, int]) -> Any:
-        def call(*, args: list[Any], **_options: Any) -> None:
-            x, product = args[5:7]
-            expected = x.float() @ weight.T + args[4].float()
-            product.copy_(expected.roll(1, 1) if wrong == shape else expected)
-
-        return call
+    def multiply(shape: tuple[int, int], *, args: list[Any], **_options: Any) -> None:
+        x, product = args[5:7]
+        expected = x.float() @ weight.T + args[4].float()
+        product.copy_(expected.roll(1, 1) if wrong == shape else expected)
 
     def unpack(*, args: list[Any], **_options: Any) -> None:
         args[4].copy_(weight * 1.05 if wrong == "unpack" else weight)
 
-    few = {shape: multiply(shape) for shape in SHAPES}
-    properties = SimpleNamespace(multi_processor_count=132)
-    with (
-        caplog.at_level(logging.ERROR),
-        mock.patch.object(torch.cuda, "get_device_properties", lambda device: properties),
-    ):
+    few = {shape: partial(multiply, shape) for shape in SHAPES}
+    with caplog.at_level(logging.ERROR):
         assert are_right(Kernels(few, unpack), rows, torch.bfloat16) == (wrong is None)
     assert ("report it with the GPU's name" in caplog.text) == (wrong is not None)
 
@@ -293,20 +286,15 @@ def _compiled(source: str, folder: Path) -> Any:
     return ctypes.CDLL(str(library))
 
 
-class _OnHost:
-    """A kernel with torch's way to call it."""
+def _call(launch: Any, *, grid: tuple[int, int, int], block: object, args: list[Any]) -> None:
+    """Calls a kernel on the host in torch's way."""
 
-    def __init__(self, launch: Any) -> None:
-        self._launch = launch
+    def given(value: Any) -> Any:
+        if not isinstance(value, torch.Tensor):
+            return value
+        return ctypes.c_void_p(value.data_ptr() if value.numel() else None)
 
-    def __call__(self, *, grid: tuple[int, int, int], block: object, args: list[Any]) -> None:
-        self._launch(grid[0], *map(_argument, args))
-
-
-def _argument(value: Any) -> Any:
-    if not isinstance(value, torch.Tensor):
-        return value
-    return ctypes.c_void_p(value.data_ptr() if value.numel() else None)
+    launch(grid[0], *map(given, args))
 
 
 @pytest.mark.skipif(shutil.which("g++") is None, reason="needs g++")
@@ -325,14 +313,10 @@ def test_the_kernels_give_the_numbers_of_the_plain_weight(
     shape: tuple[int, int],
     has_bias: bool,
     tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     rows = tried_rows(torch.device("cpu"), bits, has_zeros)
     if not has_bias:
         rows = replace(rows, bias=None)
     library = _compiled(source_of(bits, dtype, *shape, has_zeros=has_zeros), tmp_path)
-    properties = SimpleNamespace(multi_processor_count=132)
-    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: properties)
-    few = {shape: _OnHost(library.launch_multiply)}
-    kernels = Kernels(few, _OnHost(library.launch_unpack))
-    assert are_right(kernels, rows, dtype)
+    few = {shape: partial(_call, library.launch_multiply)}
+    assert are_right(Kernels(few, partial(_call, library.launch_unpack)), rows, dtype)

@@ -7,7 +7,8 @@ import subprocess
 import sys
 from concurrent.futures import Future
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -16,13 +17,7 @@ from hippo.base.config import SettingsError
 from hippo.errors import HippoError, ModelLoadError, UnavailableError
 from hippo.models.interface.base import Prompt, SequenceRows, StepPlan
 from hippo.models.products.group import RankGroup
-from hippo.parallel.commands import (
-    Advance,
-    BeginPrefill,
-    Call,
-    Command,
-    Drop,
-)
+from hippo.parallel.commands import Advance, BeginPrefill, Call, Command, Drop
 from hippo.parallel.followers import FollowerProcesses
 from hippo.parallel.model import ParallelModel
 from hippo.parallel.source import ParallelSource
@@ -32,46 +27,28 @@ from tests.support.models.reference import clip, prepare, user
 from tests.support.models.toy_model import ToyModel
 
 
-class LoneGroup:
-    """Stands for a group of whom nobody else is there."""
-
-    size = 2
-    device = torch.device("cpu")
-
-    def broadcast(self, tensor: torch.Tensor) -> None:
-        pass
-
-    def mean(self, tensor: torch.Tensor) -> torch.Tensor:
-        return tensor
-
-
-class Listeners:
-    """Stands for the followers; notes what they are told."""
-
-    def __init__(self) -> None:
-        self.lost: Future[HippoError] = Future()
-        self.told: list[Command] = []
-
-    def send_command(self, command: Command) -> None:
-        self.told.append(command)
-
-    def give_up(self, error: HippoError) -> None:
-        self.lost.set_result(error)
-
-
 @pytest.fixture
 def toy() -> ToyModel:
     return ToyModel()
 
 
 @pytest.fixture
-def listeners() -> Listeners:
-    return Listeners()
+def told() -> list[Command]:
+    """What the followers are told."""
+    return []
 
 
 @pytest.fixture
-def model(toy: ToyModel, listeners: Listeners) -> ParallelModel:
-    group, followers = cast(RankGroup, LoneGroup()), cast(FollowerProcesses, listeners)
+def lost() -> Future[HippoError]:
+    return Future()
+
+
+@pytest.fixture
+def model(toy: ToyModel, told: list[Command], lost: Future[HippoError]) -> ParallelModel:
+    """On a group of whom nobody else is there."""
+    group = Mock(RankGroup, size=2, device=torch.device("cpu"), mean=lambda tensor: tensor)
+    followers = Mock(FollowerProcesses, lost=lost, send_command=told.append)
+    followers.give_up = lost.set_result
     return ParallelModel(toy, group, followers)
 
 
@@ -80,59 +57,56 @@ def _prompt(toy: ToyModel) -> Prompt:
 
 
 def test_each_layer_group_is_a_command_and_an_end_before_the_last_one_another(
-    model: ParallelModel, toy: ToyModel, listeners: Listeners
+    model: ParallelModel, toy: ToyModel, told: list[Command]
 ) -> None:
     prompt = _prompt(toy)
     visual = model.embed_visual(prompt)
-    assert listeners.told == []  # the vision tower is rank 0's alone
+    assert told == []  # the vision tower is rank 0's alone
 
     *groups, _ = model.prefill(0, prompt, visual, None)
-    assert isinstance(listeners.told[0], BeginPrefill) and listeners.told[0].prompt.items == ()
-    assert listeners.told[1:] == [Advance(0)] * (len(groups) + 1)
+    assert isinstance(told[0], BeginPrefill) and told[0].prompt.items == ()
+    assert told[1:] == [Advance(0)] * (len(groups) + 1)
 
-    listeners.told.clear()
+    told.clear()
     model.copy_rows(0, 1, 3)
-    assert listeners.told == [Call("copy_rows", (0, 1, 3))]
+    assert told == [Call("copy_rows", (0, 1, 3))]
     assert toy.num_copied == 1
 
-    listeners.told.clear()
+    told.clear()
     left = model.prefill(0, prompt, visual, None)
     next(left)
     left.close()
-    assert listeners.told[1:] == [Advance(1), Drop(1)]
+    assert told[1:] == [Advance(1), Drop(1)]
 
-    listeners.told.clear()
+    told.clear()
     plan = StepPlan((SequenceRows(0, 0, (5,)),))
     model.forward(plan)
-    assert listeners.told == [Call("forward", (plan,))]
+    assert told == [Call("forward", (plan,))]
 
 
 def test_a_failure_of_rank_0_between_collectives_ends_the_model(
-    model: ParallelModel, toy: ToyModel, listeners: Listeners
+    model: ParallelModel, toy: ToyModel, lost: Future[HippoError]
 ) -> None:
-    def fail(_: object) -> None:
-        raise RuntimeError("out of memory")
-
     list(model.prefill(0, _prompt(toy), None, None))
-    toy.on_forward = fail
+    toy.on_forward = Mock(side_effect=RuntimeError("out of memory"))
     plan = StepPlan((SequenceRows(0, 0, (5,)),))
     with pytest.raises(RuntimeError):
         model.forward(plan)
     toy.on_forward = lambda _: None
 
-    assert "out of memory" in listeners.lost.result(0).message
+    assert "out of memory" in lost.result(0).message
     with pytest.raises(UnavailableError, match="out of memory"):
         model.forward(plan)
 
 
 def test_a_lost_follower_does_not_keep_a_prefill_from_closing(
-    model: ParallelModel, toy: ToyModel, listeners: Listeners
+    model: ParallelModel, toy: ToyModel, told: list[Command], lost: Future[HippoError]
 ) -> None:
     groups = model.prefill(0, _prompt(toy), None, None)
     next(groups)
-    listeners.give_up(UnavailableError("rank 1 has gone"))
+    lost.set_result(UnavailableError("rank 1 has gone"))
     groups.close()
-    assert not any(isinstance(command, Drop) for command in listeners.told)
+    assert not any(isinstance(command, Drop) for command in told)
 
 
 def test_heads_that_cannot_be_shared_are_refused_before_any_process_starts(

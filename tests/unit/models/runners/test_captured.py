@@ -17,20 +17,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hippo.models.cached import CachedModel
-from hippo.models.interface.base import (
-    Prompt,
-    SequenceRows,
-    StepPlan,
-)
+from hippo.models.interface.base import SequenceRows, StepPlan
 from hippo.models.interface.plan import MAX_GROUPED_ROWS
 from hippo.models.runners import captured
 from hippo.models.runners.captured import MOST_ROWS, CapturedRunner, CapturedShape, shapes_of
 from hippo.models.runners.graphs import CudaGraphs, Replay
 from tests.support.devices.flash_operator import flash_operator
-from tests.support.devices.graphs import RecordedGraphs
-from tests.support.models.pairs import load
+from tests.support.devices.graphs import RecordedGraphs, runner_of
 from tests.support.models.reference import prefill, step
-from tests.unit.models.runners.conftest import CONTEXT
+from tests.unit.models.runners.conftest import CONTEXT, Both, load_small
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -39,24 +34,16 @@ def operator() -> Iterator[None]:
         yield
 
 
-def _load(folder: Path, **changes: Any) -> CachedModel:
-    return load(folder, **({"num_slots": 3, "max_context_length": CONTEXT} | changes))
-
-
 @functools.cache
 def _with_spare_places(folder: Path, dtype: str) -> CachedModel:
-    return _load(folder, dtype=dtype, exact_rows=MAX_GROUPED_ROWS)
+    return load_small(folder, dtype=dtype, exact_rows=MAX_GROUPED_ROWS)
 
 
 def _captured(
     folder: Path, capture: Any, *, exact_rows: int | None = None, dtype: str = "float32"
 ) -> tuple[CachedModel, CapturedRunner]:
-    """A model whose steps are captured."""
     model = _with_spare_places(folder, dtype)
-    runner = CapturedRunner(
-        model._stack, model._cache, model.embedding, capture, exact_rows=exact_rows
-    )
-    model._fixed = runner
+    model._fixed = runner = runner_of(model, capture, exact_rows=exact_rows)
     return model, runner
 
 
@@ -70,78 +57,61 @@ def test_shapes_are_few_and_bounded() -> None:
 
 @given(data=st.data())
 @settings(max_examples=8, deadline=None)
-def test_replayed_steps_equal_ordinary_ones(
-    target_checkpoint: Path,
-    ordinary: CachedModel,
-    prompts: list[Prompt],
-    data: st.DataObject,
-) -> None:
+def test_replayed_steps_equal_ordinary_ones(both: Both, data: st.DataObject) -> None:
     graphs = RecordedGraphs()
-    model, runner = _captured(target_checkpoint, graphs.capture_graph)
+    model, runner = _captured(both.folder, graphs.capture_graph)
     starts, num_covered = [0, 0, 0], 0
-    for one in (ordinary, model):
-        for slot, prompt in enumerate(prompts):
-            prefill(one, slot, prompt)
+    for slot in range(3):
+        both.prefill(model, slot, slot)
     for _ in range(data.draw(st.integers(1, 6))):
         rows = []
         for slot in data.draw(st.permutations(range(3)))[: data.draw(st.integers(1, 3))]:
             ids = data.draw(st.lists(st.integers(1, 250), min_size=1, max_size=36))
             rows.append(SequenceRows(slot, starts[slot], tuple(ids)))
             starts[slot] = data.draw(st.integers(0, starts[slot] + len(ids)))
-        plan = StepPlan(tuple(rows))
         num_covered += runner.covers([model._place_rows(each) for each in rows])
-        expected, actual = ordinary.forward(plan), model.forward(plan)
-        torch.testing.assert_close(actual, expected, rtol=1e-4, atol=5e-5)
+        both.agree(model, StepPlan(tuple(rows)))
     assert graphs.num_replays == num_covered + graphs.num_captured, "one more after each capture"
 
 
 def test_all_shapes_are_captured_before_the_first_prompt(
-    target_checkpoint: Path,
-    ordinary: CachedModel,
-    prompts: list[Prompt],
-    monkeypatch: pytest.MonkeyPatch,
+    both: Both, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     short = 200
     monkeypatch.setattr(captured, "_SHORT_PREFIX", short)
     graphs = RecordedGraphs()
-    model, runner = _captured(target_checkpoint, graphs.capture_graph)
+    model, runner = _captured(both.folder, graphs.capture_graph)
     num_shapes = len(shapes_of(3, CONTEXT))
     assert list(model.capture_steps()) == list(range(1, num_shapes + 1))
     ids = tuple(range(1, 33))
     outputs = set()
     for slot in (2, 0):
-        for one in (ordinary, model):
-            prefill(one, slot, prompts[0])
-        for start in (0, 32, 200, CONTEXT - prompts[0].length - 32):
-            for one in (ordinary, model):
-                one.forward(step(slot, 0, *(ids * 20)[: start + 1]))
+        both.prefill(model, slot, 0)
+        for start in (0, 32, 200, CONTEXT - both.prompts[0].length - 32):
+            both.agree(model, step(slot, 0, *(ids * 20)[: start + 1]))
             for count in (1, 7, 32):
                 plan = step(slot, start, *ids[:count])
                 (placed,) = [model._place_rows(each) for each in plan.sequences]
                 shape = runner._shape([placed])
                 is_short = placed.start + (1 << (count - 1).bit_length()) <= short
                 assert shape is not None and shape.capacity == (short if is_short else CONTEXT)
-                found = model.forward(plan)
-                outputs.add(found.data_ptr())
-                torch.testing.assert_close(found, ordinary.forward(plan), rtol=1e-4, atol=5e-5)
+                outputs.add(model.forward(plan).data_ptr())
+                both.agree(model, plan)
     assert graphs.num_captured == num_shapes, "none is made for a slot or a length"
     assert len(outputs) == 1, "graphs keep no logits of their own"
 
 
-def test_padding_leaves_what_other_sequences_have_cached(
-    target_checkpoint: Path, prompts: list[Prompt]
-) -> None:
-    model, _ = _captured(target_checkpoint, RecordedGraphs().capture_graph)
-    lengths = {slot: prompt.length for slot, prompt in enumerate(prompts)}
-    for slot, prompt in enumerate(prompts):
+def test_padding_leaves_what_other_sequences_have_cached(both: Both) -> None:
+    model, _ = _captured(both.folder, RecordedGraphs().capture_graph)
+    for slot, prompt in enumerate(both.prompts):
         prefill(model, slot, prompt)
-    before = model._cache._data.clone()
+    data = model._cache._data
+    before = data.clone()
     model.forward(StepPlan((SequenceRows(1, 0, (5, 6, 7)), SequenceRows(2, 0, (5,)))))
     model.forward(StepPlan(tuple(SequenceRows(slot, 0, (5,)) for slot in range(3))))
-    for slot, length in lengths.items():
-        assert torch.equal(
-            model._cache._data[:, slot, :, :, :length], before[:, slot, ..., :length, :]
-        )
+    for slot, prompt in enumerate(both.prompts):
+        held = (slice(None), slot, ..., slice(prompt.length), slice(None))
+        assert torch.equal(data[held], before[held])
 
 
 def test_after_a_capture_that_fails_work_goes_where_it_went_before(
@@ -186,12 +156,8 @@ def _refusing(run: Callable[[], torch.Tensor]) -> Replay:
     raise RuntimeError("operation not permitted when stream is capturing")
 
 
-def _wrong(run: Callable[[], torch.Tensor]) -> Replay:
-    return lambda: run() * 1.01
-
-
-def _undefined(run: Callable[[], torch.Tensor]) -> Replay:
-    return lambda: run() * torch.nan
+def _wrong(run: Callable[[], torch.Tensor], factor: float = 1.01) -> Replay:
+    return lambda: run() * factor
 
 
 def _fixed(run: Callable[[], torch.Tensor]) -> Replay:
@@ -226,25 +192,21 @@ def test_a_graph_that_reads_other_tokens_is_found_before_the_first_prompt(
 
 @pytest.mark.parametrize(
     ("capture", "reason"),
-    [(_refusing, "not permitted"), (_wrong, "differs by"), (_undefined, "differs by")],
+    [
+        (_refusing, "not permitted"),
+        (_wrong, "differs by"),
+        (functools.partial(_wrong, factor=torch.nan), "differs by"),
+    ],
 )
 def test_without_graphs_that_work_steps_run_as_they_are(
-    target_checkpoint: Path,
-    ordinary: CachedModel,
-    prompts: list[Prompt],
-    caplog: pytest.LogCaptureFixture,
-    capture: Any,
-    reason: str,
+    both: Both, caplog: pytest.LogCaptureFixture, capture: Any, reason: str
 ) -> None:
-    model, runner = _captured(target_checkpoint, capture)
+    model, runner = _captured(both.folder, capture)
     with caplog.at_level(logging.WARNING):
-        for one in (ordinary, model):
-            prefill(one, 0, prompts[0])
+        both.prefill(model, 0, 0)
         for start in range(3):
             plan = step(0, start, 3 + start)
-            torch.testing.assert_close(
-                model.forward(plan), ordinary.forward(plan), rtol=1e-4, atol=5e-5
-            )
+            both.agree(model, plan)
     assert not runner.covers([model._place_rows(plan.sequences[0])]), "the eager path takes over"
     assert list(model.capture_steps()) == []
     messages = [record.getMessage() for record in caplog.records]
@@ -260,23 +222,20 @@ def test_a_difference_within_the_dtypes_rounding_is_none(target_checkpoint: Path
 
 @pytest.mark.parametrize(("dtype", "num_rows"), [("float32", 4), ("bfloat16", 4), ("float32", 1)])
 def test_a_tokens_logits_have_the_same_bits_however_it_was_fed(
-    target_checkpoint: Path, prompts: list[Prompt], dtype: str, num_rows: int
+    both: Both, dtype: str, num_rows: int
 ) -> None:
     graphs = RecordedGraphs()
-    model, _ = _captured(target_checkpoint, graphs.capture_graph, exact_rows=num_rows, dtype=dtype)
+    model, _ = _captured(both.folder, graphs.capture_graph, exact_rows=num_rows, dtype=dtype)
     assert list(model.capture_steps()) == [1]
     ids = tuple(range(1, 31))
     outputs = []
     for slot, cut in ((0, 1), (0, 3), (2, 30)):
-        prefill(model, slot, prompts[0])
-        parts = [
-            model.forward(step(slot, start, *ids[start : start + cut])).clone()
-            for start in range(0, len(ids), cut)
-        ]
-        outputs.append(torch.cat(parts))
+        prefill(model, slot, both.prompts[0])
+        plans = (step(slot, at, *ids[at : at + cut]) for at in range(0, len(ids), cut))
+        outputs.append(torch.cat([model.forward(plan).clone() for plan in plans]))
     assert all(torch.equal(each, outputs[0]) for each in outputs)
-    plain = _load(target_checkpoint, exact_rows=num_rows, dtype=dtype)
-    prefill(plain, 0, prompts[0])
+    plain = load_small(both.folder, exact_rows=num_rows, dtype=dtype)
+    prefill(plain, 0, both.prompts[0])
     tolerance = {"float32": 1e-4, "bfloat16": 6e-2}[dtype]
     expected = plain.forward(step(0, 0, *ids))
     torch.testing.assert_close(outputs[0], expected, rtol=tolerance, atol=tolerance)

@@ -6,7 +6,6 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -23,32 +22,7 @@ from tests.support.models.reference import clip, prepare, user
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 
 CONTEXT, SHORT_PREFIX = 512, 200  # both lengths of graphs are used
-FORMS = {
-    "float32": (torch.float32, "off"),
-    "bfloat16": (torch.bfloat16, "off"),
-    "bfloat16, graphs": (torch.bfloat16, "on"),
-}
-
-
-@dataclass(frozen=True)
-class Pair:
-    """The same model on the CPU in float32, and on a GPU."""
-
-    here: Model
-    there: Model
-    dtype: torch.dtype
-    may_wait: bool
-
-    def agree(self, run: Callable[[Model], torch.Tensor]) -> torch.Tensor:
-        """Runs it on both; the GPU's run must not wait. Gives the CPU's."""
-        expected = run(self.here)
-        run(self.there)  # kernels are loaded at their first call, which waits
-        with nullcontext() if self.may_wait else no_waits():
-            found = run(self.there)
-        assert found.device.type == "cuda"
-        difference = difference_of(found.cpu(), expected, self.dtype)
-        assert difference is None, f"{run}: {difference}"
-        return expected
+FORMS = [(torch.float32, "off"), (torch.bfloat16, "off"), (torch.bfloat16, "on")]
 
 
 @contextmanager
@@ -64,19 +38,17 @@ def no_waits() -> Iterator[None]:
         torch.cuda.set_sync_debug_mode("default")
 
 
-@pytest.fixture(params=FORMS)
-def form(request: pytest.FixtureRequest) -> tuple[torch.dtype, str]:
-    return FORMS[request.param]
-
-
-@pytest.fixture(params=FAMILIES)
-def pair(
-    request: pytest.FixtureRequest, form: tuple[torch.dtype, str], monkeypatch: pytest.MonkeyPatch
-) -> Pair:
-    """A family on both."""
+@pytest.mark.parametrize(("dtype", "graphs"), FORMS)
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_gpus_numbers_are_those_of_the_cpu(
+    family: str,
+    dtype: torch.dtype,
+    graphs: str,
+    request: pytest.FixtureRequest,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(captured, "_SHORT_PREFIX", SHORT_PREFIX)
-    dtype, graphs = form
-    name, options = FAMILIES[request.param]
+    name, options = FAMILIES[family]
     folder: Path = request.getfixturevalue(name)
     options = {**options, "num_slots": 4, "max_context_length": CONTEXT}
     here = load(folder, **options)
@@ -87,13 +59,20 @@ def pair(
         assert isinstance(there._fixed, CapturedRunner) and there._fixed._capture is not None
         assert len(graphs_made) == (1 if "exact_rows" in options else len(shapes_of(4, CONTEXT)))
     # torch's product of experts in float32 reads on the host how many rows each expert has.
-    may_wait = dtype == torch.float32 and "experts" in request.param
-    return Pair(here, there, dtype, may_wait)
+    may_wait = dtype == torch.float32 and "experts" in family
 
+    def agree(run: Callable[[Model], torch.Tensor]) -> torch.Tensor:
+        """Runs it on both; the GPU's run must not wait. Gives the CPU's."""
+        expected = run(here)
+        run(there)  # kernels are loaded at their first call, which waits
+        with nullcontext() if may_wait else no_waits():
+            found = run(there)
+        assert found.device.type == "cuda"
+        difference = difference_of(found.cpu(), expected, dtype)
+        assert difference is None, f"{run}: {difference}"
+        return expected
 
-def test_a_gpus_numbers_are_those_of_the_cpu(pair: Pair) -> None:
-    assert pair.there.info.device == "cuda:0"
-    prompt = prepare(pair.here, user(0, "what is it?"), clip())
-    on_gpu = pair.there.embed_visual(prompt)
+    assert there.info.device == "cuda:0"
+    on_gpu = there.embed_visual(prepare(here, user(0, "what is it?"), clip()))
     assert on_gpu is not None and on_gpu.device.type == "cuda"
-    compare_all(pair.here, pair.there, pair.agree, selects_alike=pair.dtype == torch.float32)
+    compare_all(here, there, agree, selects_alike=dtype == torch.float32)

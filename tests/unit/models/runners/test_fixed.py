@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -14,32 +13,17 @@ from hypothesis import strategies as st
 from hippo.errors import ContextLengthError
 from hippo.models.attention.parts import SequencePart
 from hippo.models.cached import CachedModel
-from hippo.models.interface.base import (
-    Prompt,
-    SequenceRows,
-    StepPlan,
-)
+from hippo.models.interface.base import Prompt, SequenceRows, StepPlan
 from hippo.models.loading import resolve
 from hippo.models.products.linear import Linear, make_linear
 from hippo.models.runners.fixed import ExactRunner, split_rows, stretch
-from tests.support.models.pairs import load
-from tests.support.models.reference import clip, prefill, prepare, step, user
-from tests.unit.models.runners.conftest import CONTEXT
-
-DTYPES = (  # and how many rows a step has
-    ("float32", 3),
-    ("bfloat16", 8),
-    ("float16", 3),
-)
-
-
-def _load(folder: Path, **changes: Any) -> CachedModel:
-    return load(folder, **({"num_slots": 3, "max_context_length": CONTEXT} | changes))
+from tests.support.models.reference import assert_close, clip, prefill, prepare, step, user
+from tests.unit.models.runners.conftest import CONTEXT, Both, load_small
 
 
 @pytest.fixture(scope="module")
 def exact(target_checkpoint: Path) -> CachedModel:
-    return _load(target_checkpoint, exact_rows=5)
+    return load_small(target_checkpoint, exact_rows=5)
 
 
 @given(st.integers(0, 40_000), st.integers(1, 40_000))
@@ -67,32 +51,23 @@ def test_rows_are_cut_into_pieces_of_one_stretch(
 @given(lengths=st.lists(st.integers(1, 40), min_size=1, max_size=3), data=st.data())
 @settings(max_examples=12, deadline=None)
 def test_steps_of_fixed_shape_equal_ordinary_ones(
-    ordinary: CachedModel,
-    exact: CachedModel,
-    prompts: list[Prompt],
-    lengths: list[int],
-    data: st.DataObject,
+    both: Both, exact: CachedModel, lengths: list[int], data: st.DataObject
 ) -> None:
     rows = []
     for slot, length in enumerate(lengths):
         ids = data.draw(st.lists(st.integers(1, 250), min_size=length, max_size=length))
         start = data.draw(st.integers(0, length - 1))
-        for model in (ordinary, exact):
-            prefill(model, slot, prompts[slot])
-            model.forward(step(slot, 0, *ids))  # to be rolled back to ``start``
+        both.prefill(exact, slot, slot)
+        both.agree(exact, step(slot, 0, *ids))  # to be rolled back to ``start``
         rows.append(SequenceRows(slot, start, tuple(reversed(ids[start:]))))
-    expected, actual = (model.forward(StepPlan(tuple(rows))) for model in (ordinary, exact))
-    torch.testing.assert_close(actual, expected, rtol=1e-4, atol=5e-5)
+    both.agree(exact, StepPlan(tuple(rows)))
 
 
-@pytest.mark.parametrize(("dtype", "exact_rows"), DTYPES)
+@pytest.mark.parametrize(("dtype", "exact_rows"), [("float32", 3), ("bfloat16", 8), ("float16", 3)])
 def test_a_tokens_logits_have_the_same_bits_however_it_was_fed(
-    target_checkpoint: Path,
-    prompts: list[Prompt],
-    dtype: str,
-    exact_rows: int,
+    target_checkpoint: Path, prompts: list[Prompt], dtype: str, exact_rows: int
 ) -> None:
-    model = _load(target_checkpoint, dtype=dtype, exact_rows=exact_rows)
+    model = load_small(target_checkpoint, dtype=dtype, exact_rows=exact_rows)
     generator = torch.Generator().manual_seed(1)
     num_tokens = CONTEXT - prompts[0].length
     ids: list[int] = torch.randint(1, 250, (num_tokens,), generator=generator).tolist()
@@ -109,10 +84,7 @@ def test_a_tokens_logits_have_the_same_bits_however_it_was_fed(
         if other is not None:
             prefill(model, 2, other)
         while start < num_tokens:
-            cut = 0
-            while cut < 40 and not is_near(start + cut):
-                cut += 1
-            cut = cut or next(lengths)
+            cut = next((cut for cut in range(40) if is_near(start + cut)), 40) or next(lengths)
             rows = tuple(ids[start : start + cut])
             if start % 3 == 0:  # a draft that is rejected, and its rows overwritten
                 wrong = tuple((token_id + 1) % 250 for token_id in ids[start : start + 6])
@@ -148,11 +120,12 @@ def test_steps_have_no_number_of_rows_whose_places_differ(
 
         return multiply
 
-    found = _num_exact_rows(_load(target_checkpoint, exact_rows=num_rows))
+    def fitting(exact_rows: int) -> int:
+        return _exact_runner(load_small(target_checkpoint, exact_rows=exact_rows))._num_rows
+
+    found = fitting(num_rows)
     monkeypatch.setattr(resolve, "make_linear", make)
-    limited = _num_exact_rows(_load(target_checkpoint, exact_rows=num_rows))
-    expected = _num_exact_rows(_load(target_checkpoint, exact_rows=6)) if found == 7 else found
-    assert limited == expected
+    assert fitting(num_rows) == (fitting(6) if found == 7 else found)
 
 
 def test_attention_counts_as_well(
@@ -167,50 +140,48 @@ def test_attention_counts_as_well(
 
     monkeypatch.setattr(SequencePart, "read_cache", read)
     monkeypatch.setattr("hippo.models.loading.resolve.cache_dtype", lambda *_: torch.float32)
-    model = _load(target_checkpoint, dtype="bfloat16", exact_rows=8)
-    assert _num_exact_rows(model) == 2
+    model = load_small(target_checkpoint, dtype="bfloat16", exact_rows=8)
+    assert _exact_runner(model)._num_rows == 2
     assert "steps of 2 rows instead of 8 (--deterministic-rows)" in caplog.text
 
 
 def test_logits_that_are_no_numbers_leave_one_row(target_checkpoint: Path) -> None:
-    model = _load(target_checkpoint, exact_rows=4)
-    assert isinstance(model._fixed, ExactRunner)
+    model = load_small(target_checkpoint, exact_rows=4)
+    runner = _exact_runner(model)
     with torch.inference_mode():
         model.embedding[1] = torch.nan
-        model._fixed.fit_rows(model._rotary_table)
-    assert _num_exact_rows(model) == 1
+        runner.fit_rows(model._rotary_table)
+    assert runner._num_rows == 1
 
 
-def _num_exact_rows(model: CachedModel) -> int:
+def _exact_runner(model: CachedModel) -> ExactRunner:
     assert isinstance(model._fixed, ExactRunner)
-    return model._fixed._num_rows
+    return model._fixed
 
 
 def test_heads_may_be_wider_than_their_share_of_a_row(qwen3_checkpoint: Path) -> None:
     outputs = []
     for exact_rows in (None, 5):
-        model = _load(qwen3_checkpoint, exact_rows=exact_rows)
+        model = load_small(qwen3_checkpoint, exact_rows=exact_rows)
         prefill(model, 0, prepare(model, user(0, "what?"), clip()))
         alone = torch.cat([model.forward(step(0, row, row + 1)).clone() for row in range(12)])
         outputs += [alone, model.forward(step(0, 0, *range(1, 13)))]
     for found in outputs[1:]:
-        torch.testing.assert_close(found, outputs[0], rtol=1e-4, atol=5e-5)
+        assert_close(found, outputs[0])
     assert torch.equal(outputs[2], outputs[3])
 
 
 @pytest.mark.parametrize("num_left", [1, 3, 9])
 def test_a_slot_can_be_filled_to_its_last_place(
-    ordinary: CachedModel, exact: CachedModel, prompts: list[Prompt], num_left: int
+    both: Both, exact: CachedModel, num_left: int
 ) -> None:
-    ids = [index % 200 + 1 for index in range(CONTEXT - prompts[0].length)]
-    outputs = []
-    for model in (ordinary, exact):
-        prefill(model, 0, prompts[0])
-        model.forward(step(0, 0, *ids[:-num_left]))
-        outputs.append(model.forward(step(0, len(ids) - num_left, *ids[-num_left:])))
+    ids = [index % 200 + 1 for index in range(CONTEXT - both.prompts[0].length)]
+    both.prefill(exact, 0, 0)
+    both.agree(exact, step(0, 0, *ids[:-num_left]))
+    both.agree(exact, step(0, len(ids) - num_left, *ids[-num_left:]))
+    for model in (both.ordinary, exact):
         with pytest.raises(ContextLengthError):
             model.forward(step(0, len(ids) - 1, 1, 2))
-    torch.testing.assert_close(outputs[1], outputs[0], rtol=1e-4, atol=5e-5)
 
 
 def test_what_a_failed_sequence_left_in_a_slot_does_no_harm(

@@ -8,7 +8,8 @@ from __future__ import annotations
 import importlib
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -96,27 +97,22 @@ def test_both_norms_are_transformers_within_the_dtypes_rounding(
 def test_a_head_has_a_multiple_of_64_rows(there: CachedModel) -> None:
     stack, num_ids = there._stack, there.info.num_token_ids
     hidden = torch.ones(2, there.embedding.shape[1], dtype=torch.bfloat16, device="cuda:0")
-    vocab_size = there.model.config.text_config.vocab_size
-    num_rows = min(aligned_rows(num_ids), vocab_size)
+    num_rows = min(aligned_rows(num_ids), there.model.config.text_config.vocab_size)
     assert num_ids % 64 and stack._head(hidden).shape[1] == num_rows
     assert stack.logits(hidden).shape == (2, num_ids)
 
 
 @pytest.mark.parametrize("num_ids", [64, 250, 1000])
 def test_each_rank_has_a_multiple_of_64_rows_of_the_head(num_ids: int) -> None:
-    class ThreeRanks:
-        size = 3
-        rank = 0
-        columns: list[torch.Tensor]
+    columns: list[torch.Tensor] = []
 
-        def concatenate(self, own: torch.Tensor) -> torch.Tensor:
-            self.columns.append(own)
-            return torch.cat([*self.columns, *[own] * (self.size - len(self.columns))], 1)
+    def concatenate(own: torch.Tensor) -> torch.Tensor:
+        columns.append(own)
+        return torch.cat([*columns, *[own] * (3 - len(columns))], 1)
 
-    group = ThreeRanks()
-    group.columns = []
     weight, x = torch.randn(num_ids, 8), torch.randn(2, 8)
-    for group.rank in range(3):
-        found = Shards(cast(RankGroup, group)).gathered(make_linear)(weight)(x)
-    assert all(own.shape[1] % 64 == 0 for own in group.columns)
+    for rank in range(3):
+        group = Mock(RankGroup, size=3, rank=rank, concatenate=concatenate)
+        found = Shards(group).gathered(make_linear)(weight)(x)
+    assert all(own.shape[1] % 64 == 0 for own in columns)
     torch.testing.assert_close(found, x @ weight.T)

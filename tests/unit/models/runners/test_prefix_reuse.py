@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import random
 from pathlib import Path
 
@@ -20,13 +21,18 @@ from tests.support.models.reference import assert_close, clip, image, prefill, p
 QUESTIONS = ("what is in the thing?", "the man in the hat: who?")
 
 
+def two_prompts(family: Model) -> tuple[Prompt, Prompt, int]:
+    """Two questions about a clip, and how many rows they share."""
+    one, other = (prepare(family, user(0, text), clip()) for text in QUESTIONS)
+    return one, other, shared(one, other)
+
+
 def shared(one: Prompt, other: Prompt) -> int:
     return cached_rows(one).common_length(cached_rows(other))
 
 
 def test_two_questions_about_a_clip_share_all_rows_up_to_the_question(family: Model) -> None:
-    one, other = (prepare(family, user(0, text), clip()) for text in QUESTIONS)
-    length = shared(one, other)
+    one, other, length = two_prompts(family)
     assert int(one.visual_indices[-1]) < length <= int(one.question_indices[0])
     expected = prefill(family, 0, other)
     prefill(family, 1, one)
@@ -112,18 +118,13 @@ def test_the_common_length_is_that_of_comparing_row_by_row(seed: int) -> None:
         return CachedRows("", torch.tensor(rows).t(), tuple(digests))
 
     def contents(rows: CachedRows) -> list[tuple[object, ...]]:
-        return [
-            (*column, rows.digests[column[1]] if column[1] >= 0 else None)
-            for column in rows.table.t().tolist()
-        ]
+        columns = rows.table.t().tolist()
+        return [(*each, rows.digests[each[1]] if each[1] >= 0 else None) for each in columns]
 
     for _ in range(50):
         one, other = some(), some()
-        expected = 0
-        for mine, theirs in zip(contents(one), contents(other), strict=False):
-            if mine != theirs:
-                break
-            expected += 1
+        pairs = zip(contents(one), contents(other), strict=False)
+        expected = len(list(itertools.takewhile(lambda pair: pair[0] == pair[1], pairs)))
         assert one.common_length(other) == expected
 
 
@@ -181,12 +182,12 @@ def test_a_second_turn_goes_on_behind_the_answer_that_was_decoded(family: Model)
 def test_the_early_layers_score_reused_rows_as_computed_ones(
     family: Model, chunk_rows: int, tap: AttentionTap, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    one, other = (prepare(family, user(0, text), clip()) for text in QUESTIONS)
+    one, other, length = two_prompts(family)
     taps = [dataclasses.replace(tap), dataclasses.replace(tap)]
     prefill(family, 0, other, tap=taps[0])
     prefill(family, 1, one)
     monkeypatch.setattr("hippo.models.cached._CHUNK_ROWS", chunk_rows)
-    num_reused = min(shared(one, other), most_reused(tap, other))
+    num_reused = min(length, most_reused(tap, other))
     assert num_reused > 0
     is_blind = num_reused > int(other.visual_indices[-1])  # hidden states of visual rows are needed
     assert is_blind is not tap.is_alignment
@@ -197,32 +198,17 @@ def test_the_early_layers_score_reused_rows_as_computed_ones(
 
 
 def test_a_prefill_that_is_left_leaves_the_reused_rows_as_they_were(family: Model) -> None:
-    one, other = (prepare(family, user(0, text), clip()) for text in QUESTIONS)
+    one, other, num_reused = two_prompts(family)
     expected = prefill(family, 0, one)
     prefill(family, 1, one)
-    num_reused = shared(one, other)
     left = family.prefill(1, other, None, None, None, num_reused)
     assert next(left) is None
     left.close()
     assert_close(prefill(family, 1, one, num_reused=num_reused, is_blind=True), expected)
 
 
-def test_rows_of_media_without_their_content_are_a_bug(family: Model) -> None:
-    prompt = prepare(family, user(0, "what?"), clip())
-    with pytest.raises(AssertionError):
-        cached_rows(dataclasses.replace(prompt, items=()))
-
-
-def test_the_whole_prompt_is_never_reused(family: Model) -> None:
-    prompt = prepare(family, user("what?"))
-    prefill(family, 0, prompt)
-    with pytest.raises(AssertionError):
-        prefill(family, 0, prompt, num_reused=prompt.length)
-
-
 def test_a_prefill_goes_on_behind_rows_that_were_copied_from_another_slot(family: Model) -> None:
-    one, other = (prepare(family, user(0, text), clip()) for text in QUESTIONS)
-    length = shared(one, other)
+    one, other, length = two_prompts(family)
     expected = prefill(family, 1, other)
     prefill(family, 1, prepare(family, user(0, "?"), clip(seed=5)))
     before = prefill(family, 0, one)

@@ -3,8 +3,7 @@ for nothing inside a step, and the numbers are those of the CPU. Kernels are not
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
@@ -19,7 +18,6 @@ from hippo.types import SamplingParams
 from tests.support.devices.pretend_cuda import PretendTensor, pretend_cuda
 from tests.support.models.model_calls import FAMILIES, compare_all
 from tests.support.models.pairs import load
-from tests.support.models.reference import clip, prepare, user
 
 FLASH = "qwen2.5-vl, without masks"
 SAMPLING = (
@@ -31,72 +29,51 @@ SAMPLING = (
 )
 
 
-@dataclass(frozen=True)
-class Pair:
-    """The same model on the CPU and on a GPU, and what made the host wait for that."""
-
-    here: Model
-    there: Model
-    waits: list[str]
-
-    def agree(self, run: Callable[[Model], torch.Tensor]) -> torch.Tensor:
-        """Runs it on both, without a wait; gives the CPU's."""
-        expected = run(self.here)
-        self.waits.clear()
-        found = run(self.there)
-        assert self.waits == []
-        assert isinstance(found, PretendTensor)
-        torch.testing.assert_close(found.numbers, expected, rtol=1e-4, atol=1e-4)
-        return expected
-
-
-@pytest.fixture(params=[*FAMILIES, FLASH], scope="module")
-def pair(request: pytest.FixtureRequest) -> Iterator[Pair]:
-    """A family on both."""
-    name, options = FAMILIES.get(request.param, ("target_checkpoint", {}))
+@pytest.mark.parametrize("family", [*FAMILIES, FLASH])
+def test_a_gpus_numbers_are_those_of_the_cpu(
+    family: str, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    name, options = FAMILIES.get(family, ("target_checkpoint", {}))
     folder: Path = request.getfixturevalue(name)
     here = load(folder, num_slots=4, **options)
-    with pytest.MonkeyPatch.context() as patched:
-        if request.param == FLASH:
-            patched.setattr(torch.backends.cuda, "can_use_flash_attention", lambda _: True)
-        with pretend_cuda() as waits:
-            yield Pair(here, load(folder, device="cuda", num_slots=4, **options), waits)
+    if family == FLASH:
+        monkeypatch.setattr(torch.backends.cuda, "can_use_flash_attention", lambda _: True)
+    with pretend_cuda() as waits:
+        there = load(folder, device="cuda", num_slots=4, **options)
+        assert there.info.device == "cuda:0"
+        assert there.info.device_uuids == ("GPU-pretended",)
+
+        def agree(run: Callable[[Model], torch.Tensor]) -> torch.Tensor:
+            """Runs it on both, without a wait; gives the CPU's."""
+            expected = run(here)
+            waits.clear()
+            found = run(there)
+            assert waits == []
+            assert isinstance(found, PretendTensor)
+            torch.testing.assert_close(found.numbers, expected, rtol=1e-4, atol=1e-4)
+            return expected
+
+        prompt, logits = compare_all(here, there, agree)
+        check_sampling(agree, logits[:3].clone(), prompt)
+        waits.clear()
+        there.embed_visual(prompt)
+        assert waits == [], "pixels do not wait for the tower"
 
 
-def test_pixels_do_not_wait_for_the_tower(pair: Pair) -> None:
-    prompt = prepare(pair.here, user(0, "what is it?"), clip())
-    pair.waits.clear()
-    pair.there.embed_visual(prompt)
-    assert pair.waits == []
-
-
-def test_a_gpus_numbers_are_those_of_the_cpu(pair: Pair) -> None:
-    assert pair.there.info.device == "cuda:0"
-    assert pair.there.info.device_uuids == ("GPU-pretended",)
-    prompt, logits = compare_all(pair.here, pair.there, pair.agree)
-    check_sampling(pair, logits, prompt)
-
-
-def check_sampling(pair: Pair, logits: torch.Tensor, prompt: Prompt) -> None:
-    logits = logits[:3].clone()
-    there = logits.to("cuda:0")
+def check_sampling(agree: Callable[..., object], logits: torch.Tensor, prompt: Prompt) -> None:
+    both = {"cpu": logits, "cuda:0": logits.to("cuda:0")}
 
     def choose(model: Model, params: SamplingParams) -> torch.Tensor:
         device = model.info.device
         sampler = TokenSampler(
             params, prompt.input_ids, logits.shape[1], device, end_token_ids=(1,)
         )
-        given = logits if device == "cpu" else there
         for index in (4, 5):
             request = SampleRequest(sampler, [1, 2, 3, 4, 5][:index], (3, 4))
-            found = choose_step([request], given)
+            found = choose_step([request], both[device])
         return found
 
     for params in SAMPLING:
-        pair.agree(partial(choose, params=params))
+        agree(partial(choose, params=params))
     allowed = torch.arange(logits.numel()).view_as(logits) % 3 > 0
-
-    def exclude(model: Model) -> torch.Tensor:
-        return mask_logits(logits if model.info.device == "cpu" else there, allowed).isinf()
-
-    pair.agree(exclude)
+    agree(lambda model: mask_logits(both[model.info.device], allowed).isinf())
