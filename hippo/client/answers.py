@@ -18,8 +18,6 @@ _KINDS: Mapping[str | None, type[HippoError]] = {
 # Fields of a choice's delta with text; reasoning models begin with the second or third.
 _TEXT_FIELDS = ("content", "reasoning_content", "reasoning")
 
-CountedBy = Literal["ids", "usage", "pieces"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Answer:
@@ -36,16 +34,17 @@ class Answer:
     events: tuple[Mapping[str, Any], ...] = ()  # and its events, if they were asked for
 
     @property
-    def counted_by(self) -> CountedBy:
+    def counted_by(self) -> Literal["ids", "usage", "pieces"]:
         """How ``num_tokens`` was counted; a piece of text may hold several tokens."""
         if self.token_ids:
             return "ids"
-        return "usage" if self._num_reported else "pieces"
+        return "usage" if self.usage.get("completion_tokens") else "pieces"
 
     @property
     def num_tokens(self) -> int:
         """Tokens of the answer, with the end token if the server counts it."""
-        return len(self.token_ids) or self._num_reported or len(self.piece_s)
+        num_reported = self.usage.get("completion_tokens")
+        return len(self.token_ids) or int(num_reported or 0) or len(self.piece_s)
 
     @property
     def num_cached_tokens(self) -> int | None:
@@ -92,10 +91,6 @@ class Answer:
     def decode_s_per_token(self) -> float:
         """``decode_s`` divided by the number of tokens after the first."""
         return self.decode_s / max(self.num_tokens - 1, 1)
-
-    @property
-    def _num_reported(self) -> int:
-        return int(self.usage.get("completion_tokens") or 0)
 
 
 class AnswerReader:

@@ -11,7 +11,6 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from hippo.client.answers import Answer
 from hippo.client.server import Connection
 from hippo.errors import InvalidRequestError
 
@@ -64,7 +63,7 @@ def _media_part(video: str) -> dict[str, Any]:
             raise InvalidRequestError(f"{video} cannot be read: {error.strerror}") from None
         media_type = mimetypes.guess_type(video)[0] or ""
         if not media_type.startswith(kind + "/"):
-            media_type = f"{kind}/mp4" if kind == "video" else f"{kind}/jpeg"
+            media_type = "video/mp4" if kind == "video" else "image/jpeg"
         url = f"data:{media_type};base64,{base64.b64encode(data).decode()}"
     return {"type": f"{kind}_url", f"{kind}_url": {"url": url}}
 
@@ -130,10 +129,9 @@ def probe(connection: Connection, question: Question, form: RequestForm) -> Requ
         short = replace(form, max_tokens=min(_PROBE_TOKENS, form.max_tokens))
         try:
             answer = connection.ask(short.request(question).body())
+            return replace(form, is_hippo="timings_ms" in answer.figures)
         except InvalidRequestError as error:
             form = _without_what_is_refused(form, error)
-            continue
-        return replace(form, is_hippo=_is_of_a_gateway(answer))
 
 
 def _without_what_is_refused(form: RequestForm, error: InvalidRequestError) -> RequestForm:
@@ -145,7 +143,3 @@ def _without_what_is_refused(form: RequestForm, error: InvalidRequestError) -> R
     if not named:
         raise error
     return replace(form, optional=tuple(name for name in form.optional if name not in named))
-
-
-def _is_of_a_gateway(answer: Answer) -> bool:
-    return "timings_ms" in answer.figures
