@@ -15,7 +15,7 @@ from typing import Any
 
 from rich.console import Console
 
-from hippo.cli.record import Recorder, check_path
+from hippo.cli.record import Recorder
 from hippo.client.answers import Answer
 from hippo.client.figures import summarise
 from hippo.client.latency import Record, System, measure, num_answers
@@ -82,8 +82,11 @@ def run(arguments: argparse.Namespace) -> int:
         raise InvalidRequestError("--repeats must be at least 1")
     wishes = {"policy": arguments.policy, "gamma": arguments.gamma}
     speculative = {name: value for name, value in wishes.items() if value is not None}
-    if arguments.record is not None:
-        check_path(arguments.record)
+    if (path := arguments.record) is not None:
+        if path.suffix.lower() not in (".html", ".htm"):
+            raise InvalidRequestError(f"--record is {path}; its name must end in .html")
+        if not path.parent.is_dir():
+            raise InvalidRequestError(f"--record: there is no folder {path.parent}")
         if arguments.policy == "off":
             raise InvalidRequestError("--record compares with the target alone: --policy is off")
     server = Server(arguments.url, api_key=os.environ.get(KEY_VARIABLE) or None)

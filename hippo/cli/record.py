@@ -25,14 +25,6 @@ _JPEG_QUALITY = 70
 _EARLIER_S = 2.0
 
 
-def check_path(path: Path) -> None:
-    """Raises InvalidRequestError for a path that a recording cannot be written to."""
-    if path.suffix.lower() not in (".html", ".htm"):
-        raise InvalidRequestError(f"--record is {path}; its name must end in .html")
-    if not path.parent.is_dir():
-        raise InvalidRequestError(f"--record: there is no folder {path.parent}")
-
-
 class Recorder:
     """Writes an answer, which is to be asked for with ``body``, to an HTML file."""
 
@@ -60,11 +52,10 @@ class Recorder:
         """
         alone = self._ask({"policy": "off"}, new_salt())
         video = next((each for name in videos if (each := Path(name).expanduser()).is_file()), None)
-        media = _video_of(pair.events)
-        seconds = _shown_seconds(media) if media else []
+        seconds = _shown_seconds(pair.events)
         selections = [event for event in pair.events if event["type"] == "selection"]
         kept = {}
-        if media and selections:
+        if seconds and selections:
             kept = dict(self._kept_by_strategy(selections[0]["ratio"]))
         now = datetime.datetime.now(datetime.UTC)
         data = {
@@ -144,17 +135,13 @@ def _as_url(frame: Any) -> str:
     return f"data:image/jpeg;base64,{base64.b64encode(buffer.getvalue()).decode()}"
 
 
-def _video_of(events: Sequence[Mapping[str, Any]]) -> Mapping[str, Any] | None:
-    """Returns the first video that the target saw, with its grid."""
-    for event in events:
-        if event["type"] == "prompt" and event["service"] == "target":
-            return next((item for item in event["media"] if item["grid"]), None)
-    return None
-
-
-def _shown_seconds(media: Mapping[str, Any]) -> list[float]:
-    """Returns the times of the frames that the page shows."""
-    num_frames, seconds = media["grid"][0], media["frame_seconds"]
+def _shown_seconds(events: Sequence[Mapping[str, Any]]) -> list[float]:
+    """Returns the times of the frames that the page shows of the target's first video."""
+    prompts = [each for each in events if each["type"] == "prompt" and each["service"] == "target"]
+    videos = [item for prompt in prompts[:1] for item in prompt["media"] if item["grid"]]
+    if not videos:
+        return []
+    num_frames, seconds = videos[0]["grid"][0], videos[0]["frame_seconds"]
     size = min(num_frames, MOST_FRAMES)
     frames = [place * num_frames // size for place in range(size)]
     return [seconds[frame * len(seconds) // num_frames] for frame in frames]
