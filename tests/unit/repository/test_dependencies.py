@@ -26,7 +26,7 @@ ROOT = Path(__file__).resolve().parents[3]
 PROJECT: dict[str, Any] = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 EXTRAS: dict[str, list[str]] = PROJECT["optional-dependencies"]
 _PINNED = re.findall(r"^(\S+)==(\S+)", (ROOT / "constraints.txt").read_text(), re.MULTILINE)
-PINS = {canonicalize_name(name): version for name, version in _PINNED}
+PINS: dict[str, str] = {canonicalize_name(name): version for name, version in _PINNED}
 OWN = {"hippo", "services", "gateway", "bench", "demo", "tests"}
 # Imported by another package, not by name here.
 UNNAMED = {"opentelemetry-exporter-otlp-proto-http"}
