@@ -52,7 +52,6 @@ examples:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Runs a command; returns its exit code."""
     parser = argparse.ArgumentParser(
         prog="hippo",
         description=_DESCRIPTION,

@@ -75,7 +75,6 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Asks the question, and compares if asked to; returns the exit code."""
     if len(arguments.inputs) > 2:
         raise InvalidRequestError("expected a video and a question, in quotes")
     if arguments.repeats < 1:
@@ -228,7 +227,6 @@ def compare(
 
 
 def is_equal(records: Sequence[Record]) -> bool:
-    """Whether all answers equal the target-only answers, token for token."""
     return all(record.is_equal for record in records)
 
 

@@ -66,7 +66,6 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Prints the findings; returns the exit code of the most serious finding."""
     if arguments.seconds is not None and arguments.seconds <= 0:
         raise InvalidRequestError("--seconds must be above 0")
     with httpx.Client(base_url=arguments.url.rstrip("/"), trust_env=False, timeout=10) as client:
@@ -138,7 +137,6 @@ class Readings:
         return [v for (series, own), v in self.values.items() if series == name and fits(own)]
 
     def total(self, name: str, **labels: str) -> float:
-        """Returns the sum of ``matching``."""
         return sum(self.matching(name, **labels))
 
     def share(self, part: str, whole: str, **labels: str) -> float:

@@ -122,7 +122,14 @@ class AnswerReader:
             if event == b"[DONE]":
                 self._is_complete = True
                 continue
-            pieces += self._take_chunk(_parsed(event), at_s)
+            try:
+                chunk = json.loads(event)
+            except ValueError:
+                chunk = None
+            if not isinstance(chunk, dict):
+                shown = event[:200]
+                raise HippoError(f"the server sent an event that is no chat completion: {shown!r}")
+            pieces += self._take_chunk(chunk, at_s)
         self._text += pieces
         return pieces
 
@@ -163,10 +170,7 @@ class AnswerReader:
 
 
 def read_answer(parts: Sequence[tuple[float, bytes]], *, asked_s: float) -> Answer:
-    """Parses a whole stream, given as (arrival time, bytes) pairs.
-
-    Raises HippoError if the stream ends in an error or breaks off.
-    """
+    """Parses a whole stream, given as (arrival time, bytes) pairs, as ``AnswerReader`` does."""
     reader = AnswerReader()
     for at_s, data in parts:
         reader.feed_data(data, at_s)
@@ -184,13 +188,3 @@ def error_message(document: object) -> str | None:
         if found:
             return str(found)
     return None
-
-
-def _parsed(event: bytes) -> Mapping[str, Any]:
-    try:
-        chunk = json.loads(event)
-    except ValueError:
-        chunk = None
-    if not isinstance(chunk, dict):
-        raise HippoError(f"the server sent an event that is no chat completion: {event[:200]!r}")
-    return chunk

@@ -40,10 +40,8 @@ def spread(values: Sequence[float]) -> dict[str, float]:
 
 
 def percentile(values: Sequence[float], share: float) -> float:
-    """Returns the smallest value that at least ``share`` of the values do not exceed.
-
-    This is the nearest-rank method. Raises ValueError for no values.
-    """
+    """Returns the smallest value that at least ``share`` of the values do not exceed (the
+    nearest-rank method). Raises ValueError for no values."""
     if not values:
         raise ValueError("no values to take a percentile of")
     ordered = sorted(values)

@@ -52,11 +52,9 @@ class Record:
 
     @property
     def figures(self) -> Mapping[str, Any]:
-        """The gateway's figures of the answer."""
         return self.answer.figures
 
     def as_dict(self) -> dict[str, Any]:
-        """Returns the record for JSON."""
         own = ("clip", "system", "temperature", "decode_speedup", "end_to_end_speedup", "is_equal")
         of_answer = ("num_tokens", "ttft_s", "decode_s", "end_to_end_s")
         return {
@@ -126,7 +124,6 @@ def measure_alone(
 def warm_up(
     connection: Connection, form: RequestForm, question: Question, systems: Sequence[System]
 ) -> None:
-    """Asks each system once for a few tokens."""
     short = replace(form, max_tokens=min(_WARM_UP_TOKENS, form.max_tokens))
     for system in systems:
         connection.ask(short.request(question, system.speculative).body())

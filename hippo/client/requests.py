@@ -24,7 +24,6 @@ _SALT = "cache_salt"
 
 
 def new_salt() -> str:
-    """Returns a cache salt that no other request has."""
     return uuid.uuid4().hex
 
 

@@ -73,7 +73,6 @@ class Server:
         return path if path.endswith("/v1") else path + "/v1"
 
     def connect(self) -> Connection:
-        """Returns a connection, which opens at its first request."""
         return Connection(self)
 
     def models(self) -> list[str]:
@@ -162,7 +161,6 @@ class Connection:
             raise InvalidRequestError(f"{file} was changed while it was sent") from None
 
     def close(self) -> None:
-        """Closes the connection for good."""
         self._client.close()
 
     @contextmanager

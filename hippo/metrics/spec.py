@@ -55,7 +55,6 @@ def gauge(name: str, text: str, *labels: Label) -> Metric:
 
 
 def histogram(name: str, text: str, buckets: tuple[float, ...], *labels: Label) -> Metric:
-    """Returns a histogram; ``buckets`` are the upper bounds."""
     return Metric(name, Kind.HISTOGRAM, text, labels, buckets)
 
 
