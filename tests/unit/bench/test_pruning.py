@@ -60,11 +60,10 @@ def _short_runs(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     torch.set_num_threads(num_threads)
 
 
-def clip_trace(model: ToyModel, frames: int = 3) -> ClipTrace:
+def clip_trace(model: ToyModel) -> ClipTrace:
     """A trace of the toy target."""
-    media = DecodedMedia(
-        MediaKind.VIDEO, torch.zeros(frames, 4, 4, 3, dtype=torch.uint8), (0.0,) * frames, 2.0
-    )
+    frames = torch.zeros(3, 4, 4, 3, dtype=torch.uint8)
+    media = DecodedMedia(MediaKind.VIDEO, frames, (0.0,) * 3, 2.0)
     sample = Sample("toy", b"", "What is it?", "A thing.", True)
     prompt = model.prepare_prompt([sample.message], [media], FramePlan())
     features = model.embed_visual(prompt)
@@ -72,7 +71,7 @@ def clip_trace(model: ToyModel, frames: int = 3) -> ClipTrace:
     *_, logits = model.prefill(0, prompt, features, None)
     assert logits is not None
     output = target_output(model, int(logits.argmax()), (), max_tokens=24)
-    attention = torch.arange(4.0 * frames).expand(2, -1)
+    attention = torch.arange(12.0).expand(2, -1)
     content = tuple(token % 2 == 0 for token in output)
     scores: dict[Scope, torch.Tensor] = {"visual": attention}
     trace = SampleTrace(prompt, output, content, scores, {1: -attention[0]})
