@@ -75,10 +75,12 @@ def answering(*answers: bytes) -> Iterator[tuple[Connection, list[bytes]]]:
         thread = threading.Thread(target=serve)
         thread.start()
         url = f"http://127.0.0.1:{listener.getsockname()[1]}"
-        with closing(Server(url).connect()) as connection:
-            yield connection, requests
-        listener.shutdown(socket.SHUT_RDWR)
-        thread.join()
+        try:
+            with closing(Server(url).connect()) as connection:
+                yield connection, requests
+        finally:
+            listener.shutdown(socket.SHUT_RDWR)
+            thread.join()
 
 
 def response(content: bytes, head: bytes = b"") -> bytes:
