@@ -204,33 +204,27 @@ class CaptionRun:
     def _answers(self, names: list[str]) -> Iterator[Line]:
         """Yields the lines of ``names`` in the order of their ends. Raises an error that concerns
         more than a file; requests in progress then end with the process."""
-        todo: queue.SimpleQueue[str] = queue.SimpleQueue()
-        for name in names:
-            todo.put(name)
+        todo = iter(names)  # its next item goes to one of the clients
         ended: queue.SimpleQueue[Line | Exception] = queue.SimpleQueue()
+
+        def ask_one_after_another() -> None:
+            with closing(self._server.connect()) as connection:
+                for name in todo:
+                    if self._is_over.is_set():
+                        return
+                    try:
+                        ended.put(self._line(connection, name))
+                    except Exception as error:
+                        ended.put(error)
+                        return
+
         for _ in range(min(self._given.concurrency, len(names))):
-            threading.Thread(target=self._run_client, args=(todo, ended), daemon=True).start()
+            threading.Thread(target=ask_one_after_another, daemon=True).start()
         for _ in names:
             line = ended.get()
             if isinstance(line, Exception):
                 raise line
             yield line
-
-    def _run_client(
-        self, todo: queue.SimpleQueue[str], ended: queue.SimpleQueue[Line | Exception]
-    ) -> None:
-        """Asks about one file after another on a connection of its own."""
-        with closing(self._server.connect()) as connection:
-            while not self._is_over.is_set():
-                try:
-                    name = todo.get_nowait()
-                except queue.Empty:
-                    return
-                try:
-                    ended.put(self._line(connection, name))
-                except Exception as error:
-                    ended.put(error)
-                    return
 
     def _line(self, connection: Connection, name: str) -> Line:
         began_s = time.perf_counter()

@@ -130,15 +130,12 @@ def probe(connection: Connection, question: Question, form: RequestForm) -> Requ
             answer = connection.ask(short.request(question).body())
             return replace(form, is_hippo="timings_ms" in answer.figures)
         except InvalidRequestError as error:
-            form = _without_what_is_refused(form, error)
-
-
-def _without_what_is_refused(form: RequestForm, error: InvalidRequestError) -> RequestForm:
-    if "max_completion_tokens" in error.message and form.budget_name == "max_tokens":
-        return replace(form, budget_name="max_completion_tokens")
-    named = [name for name in form.optional if name in error.message]
-    if not named and _SALT in form.optional:  # the field that fewest servers know
-        named = [_SALT]
-    if not named:
-        raise error
-    return replace(form, optional=tuple(name for name in form.optional if name not in named))
+            if "max_completion_tokens" in error.message and form.budget_name == "max_tokens":
+                form = replace(form, budget_name="max_completion_tokens")
+                continue
+            named = {name for name in form.optional if name in error.message}
+            named = named or {_SALT}.intersection(form.optional)  # what fewest servers know
+            if not named:
+                raise
+            kept = tuple(name for name in form.optional if name not in named)
+            form = replace(form, optional=kept)
