@@ -15,7 +15,7 @@ from hippo.base.tasks import start_task
 from hippo.base.tracing import current_span
 from hippo.errors import HippoError, UnavailableError
 from hippo.rpc import codec, convert
-from hippo.rpc.errors import code_name, error_from_rpc, error_from_status
+from hippo.rpc.errors import code_name, error_from_status
 from hippo.rpc.options import (
     DEFAULT_MAX_MESSAGE_BYTES,
     DEFAULT_SILENCE_SECONDS,
@@ -128,9 +128,7 @@ class ClientStream(Generic[SentT, ReceivedT]):
         try:
             while (message := await self._call.read()) is not _EOF:
                 self._incoming.put_item(message)
-        except grpc.aio.AioRpcError as error:
-            self._incoming.close(error_from_rpc(error, peer=self._peer))
-        except asyncio.CancelledError:  # the call was cancelled, on either side
+        except (grpc.aio.AioRpcError, asyncio.CancelledError):  # cancelled on either side
             self._incoming.close(await self._error())
         except Exception as error:  # a bug of gRPC
             self._incoming.close(error)
@@ -203,7 +201,8 @@ class _ServiceClient:
         try:
             response = await self._stub.GetModel(request, timeout=_DESCRIBE_SECONDS)
         except grpc.aio.AioRpcError as error:
-            raise error_from_rpc(error, peer=self._peer) from None
+            told = (error.code(), error.details(), error.trailing_metadata())
+            raise error_from_status(*told, peer=self._peer) from None
         return convert.model_from_proto(response, peer=self._peer)
 
     async def health_problem(self) -> str | None:
