@@ -104,7 +104,7 @@ def _field(field: Any, hint: Any) -> _Field:
         return _Field(field.name, None, tuple)
     if typing.get_origin(typing.get_args(hint)[0]) is not tuple:
         return _Field(
-            field.name, lambda all_: [*map(encode, all_)], lambda all_: (*map(decode, all_),)
+            field.name, lambda items: [*map(encode, items)], lambda items: (*map(decode, items),)
         )
     first, second = (each.name for each in field.message_type.fields)
     return _Field(
