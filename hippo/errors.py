@@ -1,18 +1,4 @@
-"""The tree of all errors that callers see, with their gRPC codes and HTTP statuses.
-
-HippoError                     INTERNAL            500
- +-- InvalidRequestError       INVALID_ARGUMENT    400   the request is malformed or out of range
- |    +-- MediaError           INVALID_ARGUMENT    400   media is unreadable or too large
- |    |    +-- MediaPathError  INVALID_ARGUMENT    400   a service cannot open a file by its path
- |    +-- ContextLengthError   INVALID_ARGUMENT    400   prompt and completion do not fit
- +-- NotFoundError             NOT_FOUND           404   unknown model or resource
- +-- ForbiddenError           PERMISSION_DENIED   403   a URL or path outside what is allowed
- +-- OverloadedError           RESOURCE_EXHAUSTED  429   no slot and no room in the queue
- +-- IncompatiblePairError     FAILED_PRECONDITION 409   draft and target, or versions, do not fit
- +-- UnavailableError          UNAVAILABLE         503   a service is down, loading or draining
- +-- DeadlineError             DEADLINE_EXCEEDED   504   the work took longer than allowed
- +-- ModelLoadError            FAILED_PRECONDITION 500   a checkpoint is missing, gated or too large
-"""
+"""The tree of all errors that callers see, with their gRPC codes and HTTP statuses."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""The command line: ``hippo up``, ``hippo ask``, ``hippo caption``, ``hippo bench``,
-``hippo demo``, ``hippo distill``, ``hippo doctor``, ``hippo inspect``, ``hippo questions``,
-``hippo simulate``, ``hippo sizes``.
+"""The command line, ``hippo COMMAND``.
 
 Each command is a module of its name, here or in ``hippo.lab.commands``, with the texts ``HELP``,
 ``DESCRIPTION`` and ``EXAMPLES``, ``add_options(parser)``, and ``run(arguments)``, which returns the
@@ -54,7 +52,6 @@ examples:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Runs a command; returns its exit code."""
     parser = argparse.ArgumentParser(
         prog="hippo",
         description=_DESCRIPTION,

@@ -15,7 +15,7 @@ from typing import Any
 
 from rich.console import Console
 
-from hippo.cli.record import Recorder, check_path
+from hippo.cli.record import Recorder
 from hippo.client.answers import Answer
 from hippo.client.figures import summarise
 from hippo.client.latency import Record, System, measure, num_answers
@@ -44,7 +44,6 @@ The gateway must run: `hippo up`. If it asks for a key, give one in HIPPO_API_KE
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    """Adds the options of this command to ``parser``."""
     add = parser.add_argument
     add(
         "inputs",
@@ -76,15 +75,17 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Asks the question, and compares if asked to; returns the exit code."""
     if len(arguments.inputs) > 2:
         raise InvalidRequestError("expected a video and a question, in quotes")
     if arguments.repeats < 1:
         raise InvalidRequestError("--repeats must be at least 1")
     wishes = {"policy": arguments.policy, "gamma": arguments.gamma}
     speculative = {name: value for name, value in wishes.items() if value is not None}
-    if arguments.record is not None:
-        check_path(arguments.record)
+    if (path := arguments.record) is not None:
+        if path.suffix.lower() not in (".html", ".htm"):
+            raise InvalidRequestError(f"--record is {path}; its name must end in .html")
+        if not path.parent.is_dir():
+            raise InvalidRequestError(f"--record: there is no folder {path.parent}")
         if arguments.policy == "off":
             raise InvalidRequestError("--record compares with the target alone: --policy is off")
     server = Server(arguments.url, api_key=os.environ.get(KEY_VARIABLE) or None)
@@ -94,7 +95,7 @@ def run(arguments: argparse.Namespace) -> int:
             sent.enter_context(sent_media(server, each, Console(stderr=True))) for each in videos
         ]
         question = question_about(text, *media, seed=arguments.seed)
-        return _answer(arguments, server, question, speculative, videos)
+        return _answer(arguments, server, question, speculative)
 
 
 def _draft_length(text: str) -> Gamma:
@@ -110,7 +111,6 @@ def _answer(
     server: Server,
     question: Question,
     speculative: dict[str, Any],
-    videos: list[str],
 ) -> int:
     form = RequestForm(
         model=server.models()[0],
@@ -119,40 +119,36 @@ def _answer(
         is_hippo=True,
         further={} if arguments.fps is None else {"mm_processor_kwargs": {"fps": arguments.fps}},
     )
-    console = Console()
-    recorder = None
-    if arguments.record is not None:
-        # The gateway answers some requests without a policy target-only, to measure its baseline.
-        speculative["policy"] = arguments.policy or own_policy(server, form, question)
-        recorder = Recorder(server, form, question)
-    body = recorder.request_body(speculative) if recorder is not None else None
-    answer = ask(server, form, question, speculative, is_shown=not arguments.json, body=body)
+    console, is_recorded = Console(), arguments.record is not None
+    if is_recorded:
+        speculative["policy"] = _policy(server, form, question, speculative)
+        recorder = Recorder(server, form, question, speculative)
+    body = recorder.body if is_recorded else form.request(question, speculative).body()
+    answer = ask(server, body, is_shown=not arguments.json)
     if not arguments.json:
         console.print(figures_line(answer), style="dim", highlight=False, soft_wrap=True)
-    if recorder is not None:
-        recorder.write(
-            arguments.record,
-            answer,
-            speculative,
-            text=arguments.inputs[-1],
-            video=_local_file(videos),
-            note=f"{speculative['policy']}, temperature {form.temperature:g}, "
-            f"seed {arguments.seed}, at most {form.max_tokens} tokens",
+    if is_recorded:
+        *videos, text = arguments.inputs
+        note = (
+            f"{speculative['policy']}, temperature {form.temperature:g}, "
+            f"seed {arguments.seed}, at most {form.max_tokens} tokens"
         )
+        recorder.write(arguments.record, answer, text=text, videos=videos, note=note)
         note = f"written to {arguments.record}"
         Console(stderr=True).print(note, style="dim", highlight=False, soft_wrap=True)
     records = []
     if arguments.compare:
-        records = compare(
-            server,
-            form,
-            question,
-            speculative,
-            repeats=arguments.repeats,
-            console=Console(stderr=True),
-        )
+        records = compare(server, form, question, speculative, repeats=arguments.repeats)
     if arguments.json:
-        found = _as_json(answer)
+        found = {
+            "text": answer.text,
+            "finish_reason": answer.finish_reason,
+            "num_tokens": answer.num_tokens,
+            "end_to_end_s": round(answer.end_to_end_s, 4),
+            "first_text_s": round(answer.ttft_s, 4),
+            "decode_s": round(answer.decode_s, 4),
+            "figures": answer.figures,
+        }
         if records:
             found["comparison"] = {
                 "is_equal": is_equal(records),
@@ -165,23 +161,13 @@ def _answer(
     return 0
 
 
-def ask(
-    server: Server,
-    form: RequestForm,
-    question: Question,
-    speculative: Mapping[str, Any],
-    *,
-    is_shown: bool = True,
-    body: bytes | None = None,
-) -> Answer:
-    """Returns the answer; if ``is_shown``, also streams its text to stdout. ``body`` is sent in
-    place of the request that ``form`` makes."""
+def ask(server: Server, body: bytes, *, is_shown: bool = True) -> Answer:
+    """Returns the answer to a request; if ``is_shown``, also streams its text to stdout."""
 
     def show(text: str) -> None:
         sys.stdout.write(text)
         sys.stdout.flush()
 
-    body = body or form.request(question, speculative).body()
     with closing(server.connect()) as connection:
         answer = connection.ask(body, on_text=show if is_shown else None)
     if is_shown:
@@ -213,24 +199,6 @@ def figures_line(answer: Answer) -> str:
     return "; ".join(parts)
 
 
-def _local_file(videos: list[str]) -> str | None:
-    """Returns the path of the file that the question is about; None for a URL or no video."""
-    path = Path(videos[0]).expanduser() if videos else None
-    return str(path) if path is not None and path.is_file() else None
-
-
-def _as_json(answer: Answer) -> dict[str, Any]:
-    return {
-        "text": answer.text,
-        "finish_reason": answer.finish_reason,
-        "num_tokens": answer.num_tokens,
-        "end_to_end_s": round(answer.end_to_end_s, 4),
-        "first_text_s": round(answer.ttft_s, 4),
-        "decode_s": round(answer.decode_s, 4),
-        "figures": answer.figures,
-    }
-
-
 def compare(
     server: Server,
     form: RequestForm,
@@ -238,19 +206,17 @@ def compare(
     speculative: Mapping[str, Any],
     *,
     repeats: int,
-    console: Console,
 ) -> list[Record]:
     """Asks with and without the draft in turn, ``repeats`` times; returns the timed answers.
 
-    Alternation makes a drift of the machine's speed affect both alike. ``console`` shows progress.
-    Raises UnavailableError if the draft took no part in the last answer that asked for it.
+    Alternation makes a drift of the machine's speed affect both alike. Raises UnavailableError if
+    the draft took no part in the last answer that asked for it.
     """
-    # The gateway answers some requests without a policy target-only, to measure its baseline.
-    policy = speculative.get("policy") or own_policy(server, form, question)
+    policy = _policy(server, form, question, speculative)
     system = System(policy, {**speculative, "policy": policy})
     records = watched(
         measure(server, form, [question] * repeats, [system]),
-        console,
+        Console(stderr=True),
         title="with the draft and without",
         total=num_answers([system], repeats),
     )
@@ -261,7 +227,6 @@ def compare(
 
 
 def is_equal(records: Sequence[Record]) -> bool:
-    """Whether all answers equal the target-only answers, token for token."""
     return all(record.is_equal for record in records)
 
 
@@ -275,8 +240,12 @@ def show(records: Sequence[Record], console: Console) -> None:
     )
 
 
-def own_policy(server: Server, form: RequestForm, question: Question) -> str:
-    """Returns the gateway's default policy, as a one-token answer reports it."""
-    short = replace(form, max_tokens=1)
-    with closing(server.connect()) as connection:
-        return str(connection.ask(short.request(question).body()).figures["policy"])
+def _policy(
+    server: Server, form: RequestForm, question: Question, speculative: Mapping[str, Any]
+) -> str:
+    """Returns the policy that is asked for, or else the gateway's, as a one-token answer reports
+    it: the gateway answers some requests without a policy target-only, to measure its baseline."""
+    if "policy" in speculative:
+        return str(speculative["policy"])
+    body = replace(form, max_tokens=1).request(question).body()
+    return str(ask(server, body, is_shown=False).figures["policy"])

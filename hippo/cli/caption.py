@@ -48,7 +48,6 @@ _GREETING = question_about("Hello.")
 _PAUSES_S = (0.5, 1.0, 2.0, 4.0)
 _BUSY_PAUSES_S = (0.5,) * 20 + (5.0,) * 240
 _MOST_NAMED = 10
-_HASH_LENGTH = 16
 
 HELP = "ask about every video of a folder"
 DESCRIPTION = """\
@@ -72,7 +71,6 @@ The exit code is 1 if a file has no answer at the end. Ctrl-C stops; no line is 
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    """Adds the options of this command to ``parser``."""
     add = parser.add_argument
     add("folder", type=Path, metavar="DIR", help="searched with its subfolders")
     add("--out", type=Path, required=True, metavar="FILE", help="JSONL; lines are appended")
@@ -117,28 +115,27 @@ class CaptionRun:
     def __init__(self, arguments: argparse.Namespace) -> None:
         """Raises InvalidRequestError for what cannot be asked, and HippoError if the server cannot
         tell its models."""
+        self._given = arguments
         self._folder, self._out = arguments.folder, arguments.out
-        self._is_by_path, self._num_clients = arguments.by_path, arguments.concurrency
-        self._retries_errors, self._seed = arguments.retry_errors, arguments.seed
         further: dict[str, Any] = {}
         if arguments.schema is not None:
             schema = {"name": arguments.schema.stem, "schema": _schema(arguments.schema)}
             further["response_format"] = {"type": "json_schema", "json_schema": schema}
-        if arguments.policy is not None:
-            further["speculative"] = {"policy": arguments.policy}
         self._server = Server(arguments.url, api_key=os.environ.get(KEY_VARIABLE) or None)
         given = arguments.prompt
         self._prompt = (_read(arguments.prompt_file) if given is None else given).strip()
         if not self._prompt:
             raise InvalidRequestError("the prompt is empty")
-        self._form = RequestForm(
-            model=arguments.model or self._server.models()[0],
-            max_tokens=arguments.max_tokens,
-            temperature=arguments.temperature,
-            optional=("stream_options", "seed"),
-            further=further,
-        )
-        self._console = Console(soft_wrap=True, highlight=False, markup=False)
+        model = arguments.model or self._server.models()[0]
+        sampling = {"max_tokens": arguments.max_tokens, "temperature": arguments.temperature}
+        # All that a request says, except the file and the policy.
+        said = [self._prompt, arguments.seed, model, *sampling.values(), further]
+        self._request = hashlib.sha256(json.dumps(said).encode()).hexdigest()[:16]
+        if arguments.policy is not None:
+            further["speculative"] = {"policy": arguments.policy}
+        optional = ("stream_options", "seed")
+        self._form = RequestForm(model=model, optional=optional, further=further, **sampling)
+        self._say = Console(soft_wrap=True, highlight=False, markup=False).print
         self._lines: dict[str, Line] = {}  # by path; the last line counts
         self._is_over = threading.Event()
         self._has_uploads = False
@@ -151,9 +148,10 @@ class CaptionRun:
         """
         names = self._find_files()
         file = JsonLines(self._out, self._take, kind="line of captions")
-        todo = [name for name in names if not self._is_done(name)]
-        if len(todo) < len(names):
-            known = len(names) - len(todo)
+        retried = [name for name, line in self._lines.items() if "error" in line]
+        done = self._lines.keys() - (retried if self._given.retry_errors else ())
+        todo = [name for name in names if name not in done]
+        if known := len(names) - len(todo):
             self._say(f"{known} of {len(names)} files have a line in {self._out} already")
         if todo:
             with closing(self._server.connect()) as connection:
@@ -174,22 +172,11 @@ class CaptionRun:
             self._sum_up(names, found, time.perf_counter() - began_s)
         return int(any("answer" not in self._lines[name] for name in names))
 
-    @property
-    def _request(self) -> str:
-        """A hash of all that a request says, except the file."""
-        said = [self._prompt, self._seed, self._form.model, self._form.max_tokens]
-        further = {name: value for name, value in self._form.further.items()
-                   if name != "speculative"}  # fmt: skip
-        data = json.dumps([*said, self._form.temperature, further]).encode()
-        return hashlib.sha256(data).hexdigest()[:_HASH_LENGTH]
-
     def _find_files(self) -> list[str]:
         """Returns the paths of videos and images below the folder, sorted."""
         suffixes = VIDEO_SUFFIXES + IMAGE_SUFFIXES
         names, others = [], Counter[str]()
-        for path in sorted(self._folder.rglob("*")):
-            if path.is_dir():
-                continue
+        for path in sorted(each for each in self._folder.rglob("*") if not each.is_dir()):
             if path.suffix.lower() in suffixes:
                 names.append(path.relative_to(self._folder).as_posix())
             elif path.resolve() != self._out.resolve():
@@ -214,40 +201,30 @@ class CaptionRun:
             )
         self._lines[line["path"]] = line
 
-    def _is_done(self, name: str) -> bool:
-        line = self._lines.get(name)
-        return line is not None and not ("error" in line and self._retries_errors)
-
     def _answers(self, names: list[str]) -> Iterator[Line]:
         """Yields the lines of ``names`` in the order of their ends. Raises an error that concerns
         more than a file; requests in progress then end with the process."""
-        todo: queue.SimpleQueue[str] = queue.SimpleQueue()
-        for name in names:
-            todo.put(name)
+        todo = iter(names)  # its next item goes to one of the clients
         ended: queue.SimpleQueue[Line | Exception] = queue.SimpleQueue()
-        for _ in range(min(self._num_clients, len(names))):
-            threading.Thread(target=self._run_client, args=(todo, ended), daemon=True).start()
+
+        def ask_one_after_another() -> None:
+            with closing(self._server.connect()) as connection:
+                for name in todo:
+                    if self._is_over.is_set():
+                        return
+                    try:
+                        ended.put(self._line(connection, name))
+                    except Exception as error:
+                        ended.put(error)
+                        return
+
+        for _ in range(min(self._given.concurrency, len(names))):
+            threading.Thread(target=ask_one_after_another, daemon=True).start()
         for _ in names:
             line = ended.get()
             if isinstance(line, Exception):
                 raise line
             yield line
-
-    def _run_client(
-        self, todo: queue.SimpleQueue[str], ended: queue.SimpleQueue[Line | Exception]
-    ) -> None:
-        """Asks about one file after another on a connection of its own."""
-        with closing(self._server.connect()) as connection:
-            while not self._is_over.is_set():
-                try:
-                    name = todo.get_nowait()
-                except queue.Empty:
-                    return
-                try:
-                    ended.put(self._line(connection, name))
-                except Exception as error:
-                    ended.put(error)
-                    return
 
     def _line(self, connection: Connection, name: str) -> Line:
         began_s = time.perf_counter()
@@ -257,21 +234,18 @@ class CaptionRun:
             raise
         except HippoError as error:
             if isinstance(error, ForbiddenError | NotFoundError):
-                self._check_access(connection)
+                # Raises the error if the server also refuses a request without a file, as it does
+                # after a key was revoked or a model is gone.
+                with suppress(OverloadedError):  # it would take the request
+                    probe(connection, _GREETING, self._form)
             answered = {"error": error.message}
         seconds = round(time.perf_counter() - began_s, 3)
         return {"path": name, **answered, "seconds": seconds, "request": self._request}
 
-    def _check_access(self, connection: Connection) -> None:
-        """Raises HippoError if the server also refuses a request without a file, as it does after a
-        key was revoked or a model is gone."""
-        with suppress(OverloadedError):  # it would take the request
-            probe(connection, _GREETING, self._form)
-
     def _ask(self, connection: Connection, name: str) -> Line:
         with ExitStack() as sent:
             media = self._patiently(lambda: sent.enter_context(self._media(self._folder / name)))
-            question = question_about(self._prompt, media, name=name, seed=self._seed)
+            question = question_about(self._prompt, media, name=name, seed=self._given.seed)
             body = self._form.request(question).body()
             answer = self._patiently(lambda: connection.ask(body))
         line: Line = {"answer": answer.text}
@@ -284,7 +258,7 @@ class CaptionRun:
         return {**line, "finish_reason": answer.finish_reason, "usage": answer.usage}
 
     def _media(self, path: Path) -> AbstractContextManager[str]:
-        if self._is_by_path:
+        if self._given.by_path:
             return nullcontext(path.resolve().as_uri())
         return sent_media(self._server, str(path)) if self._has_uploads else nullcontext(str(path))
 
@@ -322,9 +296,6 @@ class CaptionRun:
             self._say(f"failed: {line['path']}: {line['error']}")
         if len(failed) > _MOST_NAMED:
             self._say(f"and {len(failed) - _MOST_NAMED} more, which {self._out} names")
-
-    def _say(self, text: str) -> None:
-        self._console.print(text)
 
 
 def _schema(path: Path) -> dict[str, Any]:

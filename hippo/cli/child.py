@@ -14,7 +14,6 @@ _PR_SET_PDEATHSIG = 1
 
 
 def main(argv: list[str]) -> None:
-    """Replaces this process with the command, so it never returns."""
     parent_pid, command = int(argv[0]), argv[1:]
     with contextlib.suppress(OSError, AttributeError):  # only Linux has it
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)

@@ -33,7 +33,6 @@ examples:
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    """Adds the options of this command to ``parser``."""
     parser.add_argument("--video", help="default: a bundled clip")
     parser.add_argument("--question", default=_QUESTION, help="default: %(default)s")
     parser.add_argument("--max-tokens", type=int, default=256, help="default: %(default)s")
@@ -65,10 +64,8 @@ def run(arguments: argparse.Namespace) -> int:
         form = RequestForm(
             model=options.served_name, max_tokens=arguments.max_tokens, is_hippo=True
         )
-        answer = ask(server, form, question, {})
+        answer = ask(server, form.request(question).body())
         console.print(figures_line(answer) + "\n", style="dim", highlight=False)
-        records = compare(
-            server, form, question, {}, repeats=arguments.repeats, console=status_console
-        )
+        records = compare(server, form, question, {}, repeats=arguments.repeats)
     show(records, console)
     return 0 if is_equal(records) else 1

@@ -48,20 +48,14 @@ Labels = tuple[tuple[str, str], ...]
 
 
 class Severity(enum.Enum):
-    """How serious a finding is."""
+    """How serious a finding is, in ascending order: exit code, mark and style."""
 
-    GOOD = 0
-    UNKNOWN = 1
-    PROBLEM = 2
-
-
-_EXIT_CODES = {Severity.GOOD: 0, Severity.UNKNOWN: 3, Severity.PROBLEM: 1}
-_STYLES = {Severity.GOOD: "green", Severity.UNKNOWN: "yellow", Severity.PROBLEM: "red"}
-_MARKS = {Severity.GOOD: "ok", Severity.UNKNOWN: "??", Severity.PROBLEM: "!!"}
+    GOOD = (0, "ok", "green")
+    UNKNOWN = (3, "??", "yellow")
+    PROBLEM = (1, "!!", "red")
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    """Adds the options of this command to ``parser``."""
     parser.add_argument("url", metavar="URL", help="the gateway's address")
     parser.add_argument(
         "--seconds",
@@ -72,7 +66,6 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Prints the findings; returns the exit code of the most serious finding."""
     if arguments.seconds is not None and arguments.seconds <= 0:
         raise InvalidRequestError("--seconds must be above 0")
     with httpx.Client(base_url=arguments.url.rstrip("/"), trust_env=False, timeout=10) as client:
@@ -81,12 +74,15 @@ def run(arguments: argparse.Namespace) -> int:
             with Console(stderr=True).status(f"watching for {arguments.seconds:g} s ..."):
                 time.sleep(arguments.seconds)
             readings = _fetch(client).since(readings)
-    findings = diagnose(readings)
-    console = Console()
+    findings, console = diagnose(readings), Console()
     for finding in findings:
-        _show(console, finding)
-    worst = max((finding.severity for finding in findings), key=lambda item: item.value)
-    return _EXIT_CODES[worst]
+        _, mark, style = finding.severity.value
+        console.print(f"{mark} ", style=f"bold {style}", end="")
+        console.print(finding.text, highlight=False, markup=False)
+        if finding.advice:
+            console.print(f"   {finding.advice}", style="dim", highlight=False, markup=False)
+    exit_code, *_ = max((each.severity for each in findings), key=list(Severity).index).value
+    return exit_code
 
 
 def _fetch(client: httpx.Client) -> Readings:
@@ -102,14 +98,6 @@ def _fetch(client: httpx.Client) -> Readings:
         raise UnavailableError(
             f"{client.base_url}/metrics is not a hippo gateway's; give the gateway's address"
         ) from None
-
-
-def _show(console: Console, finding: Finding) -> None:
-    mark, style = _MARKS[finding.severity], _STYLES[finding.severity]
-    console.print(f"{mark} ", style=f"bold {style}", end="")
-    console.print(finding.text, highlight=False, markup=False)
-    if finding.advice:
-        console.print(f"   {finding.advice}", style="dim", highlight=False, markup=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,12 +137,11 @@ class Readings:
         return [v for (series, own), v in self.values.items() if series == name and fits(own)]
 
     def total(self, name: str, **labels: str) -> float:
-        """Returns the sum of ``matching``."""
         return sum(self.matching(name, **labels))
 
-    def share(self, part: str, whole: str) -> float:
+    def share(self, part: str, whole: str, **labels: str) -> float:
         """Returns the total of ``part`` over the total of ``whole``; 0 without any."""
-        return self.total(part) / (self.total(whole) or math.inf)
+        return self.total(part, **labels) / (self.total(whole, **labels) or math.inf)
 
     def histogram_mean(self, name: str) -> float:
         """Returns the mean of a histogram; 0 without observations."""
@@ -176,11 +163,13 @@ def parse_scrape(text: str) -> Readings:
 
 def diagnose(readings: Readings) -> list[Finding]:
     """Returns at least one finding: the services first, then speed, draft and requests."""
-    speedup = _speedup(readings)
+    speedup, decode_s = None, "hippo_decode_seconds_total"
+    if readings.total(decode_s, policy="!off") >= _LEAST_DECODE_S:
+        speedup = readings.share("hippo_decode_baseline_seconds_total", decode_s, policy="!off")
     return [
         *(list(_services(readings)) or [Finding(Severity.GOOD, "draft and target serve")]),
         _about_speed(readings, speedup),
-        *_about_draft(readings, _acceptance(readings), speedup),
+        *_about_draft(readings, speedup),
         *_about_requests(readings),
     ]
 
@@ -203,20 +192,6 @@ def _services(readings: Readings) -> Iterator[Finding]:
         )
 
 
-def _speedup(readings: Readings) -> float | None:
-    decode_s = readings.total("hippo_decode_seconds_total", policy="!off")
-    if decode_s < _LEAST_DECODE_S:
-        return None
-    return readings.total("hippo_decode_baseline_seconds_total", policy="!off") / decode_s
-
-
-def _acceptance(readings: Readings) -> float | None:
-    num_verified = readings.total("vllm:spec_decode_num_draft_tokens_total")
-    if num_verified < _LEAST_DRAFT_TOKENS:
-        return None
-    return readings.total("vllm:spec_decode_num_accepted_tokens_total") / num_verified
-
-
 def _about_speed(readings: Readings, speedup: float | None) -> Finding:
     if speedup is None:
         if not readings.matching("hippo_baseline_step_seconds"):
@@ -235,12 +210,12 @@ def _about_speed(readings: Readings, speedup: float | None) -> Finding:
     )
 
 
-def _about_draft(
-    readings: Readings, acceptance: float | None, speedup: float | None
-) -> Iterator[Finding]:
-    if acceptance is None:
+def _about_draft(readings: Readings, speedup: float | None) -> Iterator[Finding]:
+    verified = "vllm:spec_decode_num_draft_tokens_total"
+    if readings.total(verified) < _LEAST_DRAFT_TOKENS:
         yield Finding(Severity.UNKNOWN, "too few draft tokens were verified to judge the draft")
         return
+    acceptance = readings.share("vllm:spec_decode_num_accepted_tokens_total", verified)
     run_length = readings.histogram_mean("hippo_run_length_tokens")
     text = f"{acceptance:.0%} of the draft's tokens are accepted, mean run length {run_length:.1f}"
     is_slow = speedup is not None and speedup < SPEEDUP_OF_HIGH_ACCEPTANCE

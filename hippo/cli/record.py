@@ -6,7 +6,7 @@ import base64
 import datetime
 import io
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -22,49 +22,41 @@ STRATEGIES = ("holistic", "attention", "specvlm", "uv", "uniform", "random")
 MOST_FRAMES = 32
 FRAME_WIDTH = 192
 _JPEG_QUALITY = 70
-_ONE_TOKEN = 1
 _EARLIER_S = 2.0
 
 
-def check_path(path: Path) -> None:
-    """Raises InvalidRequestError for a path that a recording cannot be written to."""
-    if path.suffix.lower() not in (".html", ".htm"):
-        raise InvalidRequestError(f"--record is {path}; its name must end in .html")
-    if not path.parent.is_dir():
-        raise InvalidRequestError(f"--record: there is no folder {path.parent}")
-
-
 class Recorder:
-    """Asks with events, and writes what it was answered to an HTML file."""
+    """Writes an answer, which is to be asked for with ``body``, to an HTML file."""
 
-    def __init__(self, server: Server, form: RequestForm, question: Question) -> None:
+    def __init__(
+        self,
+        server: Server,
+        form: RequestForm,
+        question: Question,
+        speculative: Mapping[str, Any],
+    ) -> None:
         self._server = server
         self._form = replace(form, further={**form.further, "return_events": True})
         self._question = question
         self._salt = new_salt()  # the pair's; the target alone shares no cache with it
+        self._policy = speculative["policy"]
+        self.body = self._form.request(question, speculative).body(self._salt)
 
     def write(
-        self,
-        path: Path,
-        pair: Answer,
-        speculative: Mapping[str, Any],
-        *,
-        text: str,
-        video: str | None,
-        note: str,
+        self, path: Path, pair: Answer, *, text: str, videos: Sequence[str], note: str
     ) -> None:
         """Asks the target alone and for the choices of the other strategies, and writes the file.
 
-        ``pair`` is the answer of ``ask``, and ``video`` the local file that it is about. Raises
+        ``pair`` is the answer to ``body``; ``videos`` names what it is about, if anything. Raises
         HippoError if the gateway refuses, or if ``path`` cannot be written.
         """
         alone = self._ask({"policy": "off"}, new_salt())
-        media = _video_of(pair.events)
+        video = next((each for name in videos if (each := Path(name).expanduser()).is_file()), None)
+        seconds = _shown_seconds(pair.events)
         selections = [event for event in pair.events if event["type"] == "selection"]
         kept = {}
-        if media and selections:
-            kept = dict(self._kept_by_strategy(speculative["policy"], selections[0]["ratio"]))
-        seconds = _shown_seconds(media) if media else []
+        if seconds and selections:
+            kept = dict(self._kept_by_strategy(selections[0]["ratio"]))
         now = datetime.datetime.now(datetime.UTC)
         data = {
             "version": 1,
@@ -74,10 +66,10 @@ class Recorder:
                 {
                     "question": text,
                     "note": note,
-                    "video": Path(video).name if video else "",
+                    "video": video.name if video else "",
                     "runs": {"pair": _run_of(pair), "alone": _run_of(alone)},
                     "selections": kept,
-                    "pictures": pictures(video, seconds) if video and seconds else [],
+                    "pictures": pictures(str(video), seconds) if video and seconds else [],
                 }
             ],
         }
@@ -86,28 +78,21 @@ class Recorder:
         except OSError as error:
             raise InvalidRequestError(f"{path} cannot be written: {error.strerror}") from None
 
-    def request_body(self, speculative: Mapping[str, Any]) -> bytes:
-        """Returns the body of the request for the pair's answer."""
-        return self._form.request(self._question, speculative).body(self._salt)
-
     def _ask(self, speculative: Mapping[str, Any], salt: str, **changes: Any) -> Answer:
         form = replace(self._form, **changes)
         with closing(self._server.connect()) as connection:
             return connection.ask(form.request(self._question, speculative).body(salt))
 
-    def _kept_by_strategy(self, policy: str, ratio: float) -> Iterator[tuple[str, Sequence[int]]]:
+    def _kept_by_strategy(self, ratio: float) -> Iterator[tuple[str, Sequence[int]]]:
         """Yields what each strategy keeps, as the target tells it with one token; leaves out a
         strategy that the operator does not allow, and all for which the key may ask no more."""
         for strategy in STRATEGIES:
             pruning = {"strategy": strategy, "ratio": ratio}
-            wishes = {"policy": policy, "pruning": pruning}
-            try:
-                answer = self._ask(wishes, self._salt, max_tokens=_ONE_TOKEN)
-            except (InvalidRequestError, OverloadedError):
-                continue
-            for event in answer.events:
-                if event["type"] == "selection":
-                    yield strategy, event["kept"]
+            wishes = {"policy": self._policy, "pruning": pruning}
+            with suppress(InvalidRequestError, OverloadedError):
+                for event in self._ask(wishes, self._salt, max_tokens=1).events:
+                    if event["type"] == "selection":
+                        yield strategy, event["kept"]
 
 
 def pictures(video: str, seconds: Sequence[float]) -> list[str]:
@@ -150,17 +135,13 @@ def _as_url(frame: Any) -> str:
     return f"data:image/jpeg;base64,{base64.b64encode(buffer.getvalue()).decode()}"
 
 
-def _video_of(events: Sequence[Mapping[str, Any]]) -> Mapping[str, Any] | None:
-    """Returns the first video that the target saw, with its grid."""
-    for event in events:
-        if event["type"] == "prompt" and event["service"] == "target":
-            return next((item for item in event["media"] if item["grid"]), None)
-    return None
-
-
-def _shown_seconds(media: Mapping[str, Any]) -> list[float]:
-    """Returns the times of the frames that the page shows."""
-    num_frames, seconds = media["grid"][0], media["frame_seconds"]
+def _shown_seconds(events: Sequence[Mapping[str, Any]]) -> list[float]:
+    """Returns the times of the frames that the page shows of the target's first video."""
+    prompts = [each for each in events if each["type"] == "prompt" and each["service"] == "target"]
+    videos = [item for prompt in prompts[:1] for item in prompt["media"] if item["grid"]]
+    if not videos:
+        return []
+    num_frames, seconds = videos[0]["grid"][0], videos[0]["frame_seconds"]
     size = min(num_frames, MOST_FRAMES)
     frames = [place * num_frames // size for place in range(size)]
     return [seconds[frame * len(seconds) // num_frames] for frame in frames]

@@ -18,8 +18,6 @@ _KINDS: Mapping[str | None, type[HippoError]] = {
 # Fields of a choice's delta with text; reasoning models begin with the second or third.
 _TEXT_FIELDS = ("content", "reasoning_content", "reasoning")
 
-CountedBy = Literal["ids", "usage", "pieces"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Answer:
@@ -36,16 +34,17 @@ class Answer:
     events: tuple[Mapping[str, Any], ...] = ()  # and its events, if they were asked for
 
     @property
-    def counted_by(self) -> CountedBy:
+    def counted_by(self) -> Literal["ids", "usage", "pieces"]:
         """How ``num_tokens`` was counted; a piece of text may hold several tokens."""
         if self.token_ids:
             return "ids"
-        return "usage" if self._num_reported else "pieces"
+        return "usage" if self.usage.get("completion_tokens") else "pieces"
 
     @property
     def num_tokens(self) -> int:
         """Tokens of the answer, with the end token if the server counts it."""
-        return len(self.token_ids) or self._num_reported or len(self.piece_s)
+        num_reported = self.usage.get("completion_tokens")
+        return len(self.token_ids) or int(num_reported or 0) or len(self.piece_s)
 
     @property
     def num_cached_tokens(self) -> int | None:
@@ -93,10 +92,6 @@ class Answer:
         """``decode_s`` divided by the number of tokens after the first."""
         return self.decode_s / max(self.num_tokens - 1, 1)
 
-    @property
-    def _num_reported(self) -> int:
-        return int(self.usage.get("completion_tokens") or 0)
-
 
 class AnswerReader:
     """Parses the bytes of an event stream in arrival order."""
@@ -127,7 +122,14 @@ class AnswerReader:
             if event == b"[DONE]":
                 self._is_complete = True
                 continue
-            pieces += self._take_chunk(_parsed(event), at_s)
+            try:
+                chunk = json.loads(event)
+            except ValueError:
+                chunk = None
+            if not isinstance(chunk, dict):
+                shown = event[:200]
+                raise HippoError(f"the server sent an event that is no chat completion: {shown!r}")
+            pieces += self._take_chunk(chunk, at_s)
         self._text += pieces
         return pieces
 
@@ -168,10 +170,7 @@ class AnswerReader:
 
 
 def read_answer(parts: Sequence[tuple[float, bytes]], *, asked_s: float) -> Answer:
-    """Parses a whole stream, given as (arrival time, bytes) pairs.
-
-    Raises HippoError if the stream ends in an error or breaks off.
-    """
+    """Parses a whole stream, given as (arrival time, bytes) pairs, as ``AnswerReader`` does."""
     reader = AnswerReader()
     for at_s, data in parts:
         reader.feed_data(data, at_s)
@@ -189,13 +188,3 @@ def error_message(document: object) -> str | None:
         if found:
             return str(found)
     return None
-
-
-def _parsed(event: bytes) -> Mapping[str, Any]:
-    try:
-        chunk = json.loads(event)
-    except ValueError:
-        chunk = None
-    if not isinstance(chunk, dict):
-        raise HippoError(f"the server sent an event that is no chat completion: {event[:200]!r}")
-    return chunk

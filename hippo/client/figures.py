@@ -40,10 +40,8 @@ def spread(values: Sequence[float]) -> dict[str, float]:
 
 
 def percentile(values: Sequence[float], share: float) -> float:
-    """Returns the smallest value that at least ``share`` of the values do not exceed.
-
-    This is the nearest-rank method. Raises ValueError for no values.
-    """
+    """Returns the smallest value that at least ``share`` of the values do not exceed (the
+    nearest-rank method). Raises ValueError for no values."""
     if not values:
         raise ValueError("no values to take a percentile of")
     ordered = sorted(values)
@@ -52,36 +50,28 @@ def percentile(values: Sequence[float], share: float) -> float:
 
 def summarise(records: Sequence[Record]) -> list[Row]:
     """Returns a row per system, in the order of measurement, with spreads over questions."""
-    rows = []
-    for name in dict.fromkeys(record.system for record in records):
-        chosen = [record for record in records if record.system == name]
+    names = dict.fromkeys(record.system for record in records)
+    return [_row(name, [each for each in records if each.system == name]) for name in names]
 
-        def mean(key: str, chosen: Sequence[Record] = chosen) -> float | None:
-            return _mean([record.figures.get(key) for record in chosen])
 
-        def timing(key: str, chosen: Sequence[Record] = chosen) -> float | None:
-            return _mean([record.figures["timings_ms"].get(key) for record in chosen])
-
-        rows.append(
-            {
-                "system": name,
-                "num_clips": len({record.clip for record in chosen}),
-                "num_answers": len(chosen),
-                "tokens_per_answer": statistics.fmean(r.answer.num_tokens for r in chosen),
-                "decode_speedup": spread([r.decode_speedup for r in chosen]),
-                "end_to_end_speedup": spread([r.end_to_end_speedup for r in chosen]),
-                "decode_ms_per_token": statistics.fmean(
-                    1e3 * r.answer.decode_s_per_token for r in chosen
-                ),
-                "ttft_ms": statistics.fmean(1e3 * r.answer.ttft_s for r in chosen),
-                "num_equal": sum(r.is_equal for r in chosen),
-                **{name: mean(name) for name in _MEANS},
-                "dropped_tokens": mean("num_dropped_tokens"),
-                **{f"{name}_ms": timing(name) for name in _TIMINGS},
-                "transport_ms_per_round": timing("transport_per_round"),
-            }
-        )
-    return rows
+def _row(name: str, records: Sequence[Record]) -> Row:
+    figures = [record.figures for record in records]
+    timings = [each["timings_ms"] for each in figures]
+    return {
+        "system": name,
+        "num_clips": len({record.clip for record in records}),
+        "num_answers": len(records),
+        "tokens_per_answer": statistics.fmean(r.answer.num_tokens for r in records),
+        "decode_speedup": spread([r.decode_speedup for r in records]),
+        "end_to_end_speedup": spread([r.end_to_end_speedup for r in records]),
+        "decode_ms_per_token": statistics.fmean(1e3 * r.answer.decode_s_per_token for r in records),
+        "ttft_ms": statistics.fmean(1e3 * r.answer.ttft_s for r in records),
+        "num_equal": sum(r.is_equal for r in records),
+        **{name: _mean([each.get(name) for each in figures]) for name in _MEANS},
+        "dropped_tokens": _mean([each.get("num_dropped_tokens") for each in figures]),
+        **{f"{name}_ms": _mean([each.get(name) for each in timings]) for name in _TIMINGS},
+        "transport_ms_per_round": _mean([each.get("transport_per_round") for each in timings]),
+    }
 
 
 def notes_on(records: Sequence[Record]) -> list[str]:

@@ -52,29 +52,21 @@ class Record:
 
     @property
     def figures(self) -> Mapping[str, Any]:
-        """The gateway's figures of the answer."""
         return self.answer.figures
 
     def as_dict(self) -> dict[str, Any]:
-        """Returns the record for JSON."""
+        own = ("clip", "system", "temperature", "decode_speedup", "end_to_end_speedup", "is_equal")
+        of_answer = ("num_tokens", "ttft_s", "decode_s", "end_to_end_s")
         return {
-            "clip": self.clip,
-            "system": self.system,
-            "temperature": self.temperature,
-            "num_tokens": self.answer.num_tokens,
-            "ttft_s": self.answer.ttft_s,
-            "decode_s": self.answer.decode_s,
-            "end_to_end_s": self.answer.end_to_end_s,
-            "decode_speedup": self.decode_speedup,
-            "end_to_end_speedup": self.end_to_end_speedup,
-            "is_equal": self.is_equal,
+            **{name: getattr(self, name) for name in own},
+            **{name: getattr(self.answer, name) for name in of_answer},
             "figures": dict(self.figures),
         }
 
 
 def num_answers(systems: Sequence[System], num_questions: int) -> int:
     """Returns the number of records that ``measure`` yields."""
-    return num_questions * (2 + len(_others(systems)))
+    return num_questions * (2 + sum(system.name != TARGET_ONLY for system in systems))
 
 
 def measure(
@@ -93,7 +85,8 @@ def measure(
     the machine affects all alike; of each, the answer of median decode time counts (or one with
     other tokens than the first run's). Raises HippoError as ``Connection.ask`` does.
     """
-    off, others = System(TARGET_ONLY, {"policy": "off"}), _others(systems)
+    off = System(TARGET_ONLY, {"policy": "off"})
+    others = [system for system in systems if system.name != TARGET_ONLY]
     with closing(server.connect()) as connection:
 
         def answers(question: Question, order: Sequence[System]) -> list[Answer]:
@@ -131,7 +124,6 @@ def measure_alone(
 def warm_up(
     connection: Connection, form: RequestForm, question: Question, systems: Sequence[System]
 ) -> None:
-    """Asks each system once for a few tokens."""
     short = replace(form, max_tokens=min(_WARM_UP_TOKENS, form.max_tokens))
     for system in systems:
         connection.ask(short.request(question, system.speculative).body())
@@ -141,10 +133,6 @@ def turned(systems: Sequence[System], number: int) -> list[System]:
     """Returns the systems in the order in which question ``number`` is asked of them."""
     shift = number % len(systems) if systems else 0
     return [*systems[shift:], *systems[:shift]]
-
-
-def _others(systems: Sequence[System]) -> list[System]:
-    return [system for system in systems if system.name != TARGET_ONLY]
 
 
 def _typical(answers: Sequence[Answer]) -> Answer:

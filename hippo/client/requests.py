@@ -11,7 +11,6 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from hippo.client.answers import Answer
 from hippo.client.server import Connection
 from hippo.errors import InvalidRequestError
 
@@ -25,7 +24,6 @@ _SALT = "cache_salt"
 
 
 def new_salt() -> str:
-    """Returns a cache salt that no other request has."""
     return uuid.uuid4().hex
 
 
@@ -64,7 +62,7 @@ def _media_part(video: str) -> dict[str, Any]:
             raise InvalidRequestError(f"{video} cannot be read: {error.strerror}") from None
         media_type = mimetypes.guess_type(video)[0] or ""
         if not media_type.startswith(kind + "/"):
-            media_type = f"{kind}/mp4" if kind == "video" else f"{kind}/jpeg"
+            media_type = "video/mp4" if kind == "video" else "image/jpeg"
         url = f"data:{media_type};base64,{base64.b64encode(data).decode()}"
     return {"type": f"{kind}_url", f"{kind}_url": {"url": url}}
 
@@ -130,22 +128,14 @@ def probe(connection: Connection, question: Question, form: RequestForm) -> Requ
         short = replace(form, max_tokens=min(_PROBE_TOKENS, form.max_tokens))
         try:
             answer = connection.ask(short.request(question).body())
+            return replace(form, is_hippo="timings_ms" in answer.figures)
         except InvalidRequestError as error:
-            form = _without_what_is_refused(form, error)
-            continue
-        return replace(form, is_hippo=_is_of_a_gateway(answer))
-
-
-def _without_what_is_refused(form: RequestForm, error: InvalidRequestError) -> RequestForm:
-    if "max_completion_tokens" in error.message and form.budget_name == "max_tokens":
-        return replace(form, budget_name="max_completion_tokens")
-    named = [name for name in form.optional if name in error.message]
-    if not named and _SALT in form.optional:  # the field that fewest servers know
-        named = [_SALT]
-    if not named:
-        raise error
-    return replace(form, optional=tuple(name for name in form.optional if name not in named))
-
-
-def _is_of_a_gateway(answer: Answer) -> bool:
-    return "timings_ms" in answer.figures
+            if "max_completion_tokens" in error.message and form.budget_name == "max_tokens":
+                form = replace(form, budget_name="max_completion_tokens")
+                continue
+            named = {name for name in form.optional if name in error.message}
+            named = named or {_SALT}.intersection(form.optional)  # what fewest servers know
+            if not named:
+                raise
+            kept = tuple(name for name in form.optional if name not in named)
+            form = replace(form, optional=kept)

@@ -73,7 +73,6 @@ class Server:
         return path if path.endswith("/v1") else path + "/v1"
 
     def connect(self) -> Connection:
-        """Returns a connection, which opens at its first request."""
         return Connection(self)
 
     def models(self) -> list[str]:
@@ -162,7 +161,6 @@ class Connection:
             raise InvalidRequestError(f"{file} was changed while it was sent") from None
 
     def close(self) -> None:
-        """Closes the connection for good."""
         self._client.close()
 
     @contextmanager
@@ -182,13 +180,12 @@ class Connection:
                     # A server may close an idle connection just before this request.
                     if not self._has_asked:
                         raise
-                self._has_asked = response is not None and _stays_open(response)
-            yield asked_s, response
+                    self._has_asked = False
+            self._has_asked = response.headers.get("connection", "").lower() != "close"
+            with closing(response):
+                yield asked_s, response
         except httpx.TransportError as error:
             raise self._lost(error) from None
-        finally:
-            if response is not None:
-                response.close()
 
     def _request(
         self, method: str, path: str, body: bytes | None, file: BinaryIO | None
@@ -212,11 +209,6 @@ class Connection:
         if isinstance(error, httpx.TimeoutException):
             return UnavailableError(f"{url} did not answer within {self._server.timeout_s:g} s")
         return UnavailableError(f"the connection to {url} failed: {error or type(error).__name__}")
-
-
-def _stays_open(response: httpx.Response) -> bool:
-    wish: str = response.headers.get("connection", "")
-    return wish.lower() != "close"
 
 
 def error_from(status: int, content: bytes) -> HippoError:

@@ -39,7 +39,6 @@ def progress_bar(console: Console) -> Progress:
 
 
 def tracked(items: Iterable[Item], console: Console, *, title: str, total: int) -> Iterator[Item]:
-    """Yields all items, and counts them in a progress bar."""
     with progress_bar(console) as progress:
         yield from progress.track(items, total=total, description=title)
 
@@ -50,7 +49,6 @@ def watched(items: Iterable[Item], console: Console, *, title: str, total: int) 
 
 
 def latency_table(title: str, rows: Sequence[Row]) -> Table:
-    """Returns a table of rows of ``figures.summarise``."""
     columns = ["system", "decode ×", "end to end ×", "ms/\ntoken", "TTFT\nms", "tokens/\nforward"]
     table = _table(title, [*columns, "accept", "equal"])
     for row in rows:

@@ -26,10 +26,13 @@ def sent_media(server: Server, media: str, console: Console | None = None) -> It
     InvalidRequestError if the file cannot be read, and the HippoError that fits the gateway's
     answer.
     """
-    if not _is_large(media):
+    path, is_large = Path(media).expanduser(), False
+    if not media.startswith(REMOTE) and path.suffix.lower() not in IMAGE_SUFFIXES:
+        with suppress(OSError):  # whoever reads the file says why it cannot be read
+            is_large = path.stat().st_size > LARGEST_INLINE
+    if not is_large:
         yield media
         return
-    path = Path(media).expanduser()
     with closing(server.connect()) as connection:
         with console.status(f"uploading {media} ...") if console else nullcontext():
             status, data = connection.exchange("POST", "/videos", path)
@@ -41,13 +44,3 @@ def sent_media(server: Server, media: str, console: Console | None = None) -> It
         finally:
             with suppress(HippoError):  # it expires by itself
                 connection.exchange("DELETE", f"/videos/{video_id}")
-
-
-def _is_large(media: str) -> bool:
-    """Whether ``media`` is a local video that a request cannot hold."""
-    if media.startswith(REMOTE) or Path(media).suffix.lower() in IMAGE_SUFFIXES:
-        return False
-    try:
-        return Path(media).expanduser().stat().st_size > LARGEST_INLINE
-    except OSError:  # whoever reads the file says why it cannot be read
-        return False

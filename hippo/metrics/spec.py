@@ -55,7 +55,6 @@ def gauge(name: str, text: str, *labels: Label) -> Metric:
 
 
 def histogram(name: str, text: str, buckets: tuple[float, ...], *labels: Label) -> Metric:
-    """Returns a histogram; ``buckets`` are the upper bounds."""
     return Metric(name, Kind.HISTOGRAM, text, labels, buckets)
 
 
@@ -63,13 +62,11 @@ def collector(metric: Metric, registry: CollectorRegistry) -> Counter | Gauge | 
     """Registers the Prometheus collector of a metric and returns it.
 
     A counter starts at 0 for every known label value, so that Prometheus sees its first event."""
+    described = (metric.name, metric.text, metric.label_names)
     if metric.kind is Kind.HISTOGRAM:
-        assert metric.buckets, metric.name
-        return Histogram(
-            metric.name, metric.text, metric.label_names, buckets=metric.buckets, registry=registry
-        )
+        return Histogram(*described, buckets=metric.buckets, registry=registry)
     kind = Counter if metric.kind is Kind.COUNTER else Gauge
-    made = kind(metric.name, metric.text, metric.label_names, registry=registry)
+    made = kind(*described, registry=registry)
     if metric.kind is Kind.COUNTER and metric.labels:
         for values in itertools.product(*(label.values for label in metric.labels)):
             made.labels(*values)

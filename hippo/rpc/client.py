@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Callable
 from functools import partial
 from types import TracebackType
@@ -16,7 +15,7 @@ from hippo.base.tasks import start_task
 from hippo.base.tracing import current_span
 from hippo.errors import HippoError, UnavailableError
 from hippo.rpc import codec, convert
-from hippo.rpc.errors import code_name, error_from_rpc, error_from_status
+from hippo.rpc.errors import code_name, error_from_status
 from hippo.rpc.options import (
     DEFAULT_MAX_MESSAGE_BYTES,
     DEFAULT_SILENCE_SECONDS,
@@ -43,8 +42,8 @@ TARGET_SERVICE = target_pb2.DESCRIPTOR.services_by_name["TargetService"].full_na
 DRAFT_METHOD = f"{DRAFT_SERVICE}/Draft"
 VERIFY_METHOD = f"{TARGET_SERVICE}/Verify"
 
+_DESCRIBE_SECONDS = 30.0
 _CHECK_SECONDS = 5.0
-_LONGEST_PAUSE_SECONDS = 0.5
 
 _EOF: Any = grpc.aio.EOF  # type: ignore[attr-defined]
 
@@ -129,9 +128,7 @@ class ClientStream(Generic[SentT, ReceivedT]):
         try:
             while (message := await self._call.read()) is not _EOF:
                 self._incoming.put_item(message)
-        except grpc.aio.AioRpcError as error:
-            self._incoming.close(error_from_rpc(error, peer=self._peer))
-        except asyncio.CancelledError:  # the call was cancelled, on either side
+        except (grpc.aio.AioRpcError, asyncio.CancelledError):  # cancelled on either side
             self._incoming.close(await self._error())
         except Exception as error:  # a bug of gRPC
             self._incoming.close(error)
@@ -198,19 +195,21 @@ class _ServiceClient:
         self._stub = type(self)._make_stub(self._channel)
         self._health: Any = health_pb2_grpc.HealthStub(self._channel)
 
-    async def get_model(self, timeout: float = 30.0) -> ModelInfo:
+    async def get_model(self) -> ModelInfo:
         """Describes the served model; raises IncompatiblePairError for another protocol version."""
+        request = common_pb2.GetModelRequest()
         try:
-            response = await self._stub.GetModel(common_pb2.GetModelRequest(), timeout=timeout)
+            response = await self._stub.GetModel(request, timeout=_DESCRIBE_SECONDS)
         except grpc.aio.AioRpcError as error:
-            raise error_from_rpc(error, peer=self._peer) from None
+            told = (error.code(), error.details(), error.trailing_metadata())
+            raise error_from_status(*told, peer=self._peer) from None
         return convert.model_from_proto(response, peer=self._peer)
 
-    async def health_problem(self, timeout: float = _CHECK_SECONDS) -> str | None:
+    async def health_problem(self) -> str | None:
         """Returns None if the service is reachable, warm and not draining, otherwise the reason."""
         request = health_pb2.HealthCheckRequest(service=self._service_name)
         try:
-            response = await self._health.Check(request, timeout=timeout)
+            response = await self._health.Check(request, timeout=_CHECK_SECONDS)
         except grpc.aio.AioRpcError as error:
             if error.code() is grpc.StatusCode.NOT_FOUND:
                 return (
@@ -222,28 +221,12 @@ class _ServiceClient:
             return None
         return "it is still loading its model, or is draining"
 
-    async def wait_ready(self, timeout: float) -> None:
-        """Waits until the service serves; raises UnavailableError after ``timeout`` seconds."""
-        deadline = time.monotonic() + timeout
-        pause = 0.02
-        while True:
-            left = max(deadline - time.monotonic(), 0.001)
-            reason = await self.health_problem(min(left, _CHECK_SECONDS))
-            if reason is None:
-                return
-            if time.monotonic() + pause >= deadline:
-                raise UnavailableError(
-                    f"{self._peer} was not ready within {timeout:g} seconds: {reason}"
-                )
-            await asyncio.sleep(pause)
-            pause = min(pause * 1.5, _LONGEST_PAUSE_SECONDS)
-
     async def close(self) -> None:
         """Closes the channel; running streams end."""
         await self._channel.close(None)
 
     def _stream(
-        self, start: Callable[..., Any], method: str, envelope: type[Any], request: OpenRequest
+        self, method: str, envelope: type[Any], request: OpenRequest, timeout_s: float | None
     ) -> ClientStream[Any, Any]:
         host, _, port = self.address.rpartition(":")
         attributes = {
@@ -255,6 +238,7 @@ class _ServiceClient:
             "hippo.choice_index": request.sampling.choice_index,
         }
         opening = envelope(open=convert.open_to_proto(request))
+        start = partial(getattr(self._stub, method.rpartition("/")[2]), timeout=timeout_s)
         return ClientStream(start, opening, peer=self._peer, attributes=attributes)
 
 
@@ -268,8 +252,7 @@ class DraftClient(_ServiceClient):
     def draft(self, request: OpenRequest, *, timeout_s: float | None = None) -> DraftStream:
         """Returns the stream of one drafted sequence, which the service ends after ``timeout_s``.
         Raises InvalidRequestError for values that the protocol cannot represent."""
-        start = partial(self._stub.Draft, timeout=timeout_s)
-        return self._stream(start, DRAFT_METHOD, draft_pb2.DraftRequest, request)
+        return self._stream(DRAFT_METHOD, draft_pb2.DraftRequest, request, timeout_s)
 
 
 class TargetClient(_ServiceClient):
@@ -280,7 +263,5 @@ class TargetClient(_ServiceClient):
     _make_stub = target_pb2_grpc.TargetServiceStub
 
     def verify(self, request: OpenRequest, *, timeout_s: float | None = None) -> TargetStream:
-        """Returns the stream of one verified sequence, which the service ends after ``timeout_s``.
-        Raises InvalidRequestError for values that the protocol cannot represent."""
-        start = partial(self._stub.Verify, timeout=timeout_s)
-        return self._stream(start, VERIFY_METHOD, target_pb2.VerifyRequest, request)
+        """Returns the stream of one verified sequence, as ``DraftClient.draft`` does."""
+        return self._stream(VERIFY_METHOD, target_pb2.VerifyRequest, request, timeout_s)

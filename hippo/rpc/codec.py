@@ -91,14 +91,6 @@ def unwrap(envelope: Message) -> Any:
     return decode(getattr(envelope, kind))
 
 
-def _fields(value: type, message: Any) -> tuple[_Field, ...]:
-    hints = typing.get_type_hints(value, vars(types))
-    described = message.DESCRIPTOR.fields_by_name
-    return tuple(
-        _field(described[each.name], hints[each.name]) for each in dataclasses.fields(value)
-    )
-
-
 def _field(field: Any, hint: Any) -> _Field:
     if field.enum_type is not None:
         to_number = _numbers(field.enum_type, hint)
@@ -111,17 +103,15 @@ def _field(field: Any, hint: Any) -> _Field:
     if field.message_type is None:
         return _Field(field.name, None, tuple)
     if typing.get_origin(typing.get_args(hint)[0]) is not tuple:
-        return _Field(field.name, _each(encode, list), _each(decode, tuple))
+        return _Field(
+            field.name, lambda items: [*map(encode, items)], lambda items: (*map(decode, items),)
+        )
     first, second = (each.name for each in field.message_type.fields)
     return _Field(
         field.name,
         lambda pairs: [{first: one, second: other} for one, other in pairs],
         lambda pairs: tuple((getattr(pair, first), getattr(pair, second)) for pair in pairs),
     )
-
-
-def _each(convert: _Convert, collect: _Convert) -> _Convert:
-    return lambda items: collect(map(convert, items))
 
 
 def _numbers(described: Any, hint: Any) -> dict[enum.Enum | None, int]:
@@ -136,4 +126,10 @@ def _numbers(described: Any, hint: Any) -> dict[enum.Enum | None, int]:
     return numbers
 
 
-_FIELDS = {value: _fields(value, message) for value, message in _MESSAGES.items()}
+_FIELDS = {
+    value: tuple(
+        _field(message.DESCRIPTOR.fields_by_name[name], hint)
+        for name, hint in typing.get_type_hints(value, vars(types)).items()
+    )
+    for value, message in _MESSAGES.items()
+}

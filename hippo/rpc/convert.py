@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import pairwise
 from typing import Any, NoReturn
 
 from google.protobuf.message import Message
@@ -80,7 +81,11 @@ def from_stream(envelope: Message, *, num_token_ids: int) -> Block | Commit | Pa
         _refuse("open", "came twice; one stream is one sequence")
     value: Any = codec.unwrap(envelope)
     if isinstance(value, Block):
-        _check_block(value, num_token_ids)
+        if not value.token_ids and not value.is_exhausted:
+            _refuse("verify.token_ids", "is empty; only a block with is_exhausted has no token ids")
+        for ids in (value.token_ids, *(branch.token_ids for branch in value.branches)):
+            _check_ids(ids, num_token_ids, "verify.token_ids")
+        _check_epoch(value.epoch, "verify.epoch")
     elif isinstance(value, Commit):
         if not value.token_ids:
             _refuse("commit.token_ids", "is empty; a commit settles at least one token")
@@ -116,6 +121,7 @@ def _check_content(message: pb.Open) -> None:
             _refuse(f"media[{index}].kind", "is not set; expected video or image")
         if item.path and item.data:
             _refuse(f"media[{index}].path", "is set beside data; an item has only one of both")
+    num_media = len(message.media)
     if not message.messages:
         _refuse("messages", "is empty; at least one is needed")
     for index, turn in enumerate(message.messages):
@@ -123,29 +129,24 @@ def _check_content(message: pb.Open) -> None:
         if turn.role not in ROLES:
             _refuse(f"{field}.role", f"is {turn.role!r}; expected one of {', '.join(ROLES)}")
         for place, part in enumerate(turn.content):
-            _check_part(part, f"{field}.content[{place}]", len(message.media))
-
-
-def _check_part(part: pb.ContentPart, name: str, num_media: int) -> None:
-    kind, index = part.WhichOneof("part"), part.media_index
-    if kind is None:
-        _refuse(name, "is empty: set text or media_index")
-    if kind == "media_index" and index >= num_media:
-        _refuse(f"{name}.media_index", f"is {index}, but the request has {num_media} media items")
+            name, kind = f"{field}.content[{place}]", part.WhichOneof("part")
+            if kind is None:
+                _refuse(name, "is empty: set text or media_index")
+            if kind == "media_index" and part.media_index >= num_media:
+                problem = f"is {part.media_index}, but the request has {num_media} media items"
+                _refuse(f"{name}.media_index", problem)
 
 
 def _check_frame_plan(plan: FramePlan) -> None:
     if not math.isfinite(plan.fps) or plan.fps < 0:
         _refuse("frame_plan.fps", f"is {plan.fps}; it must be 0 (the model's default) or more")
-    if 0 < plan.max_frames < plan.min_frames:
-        problem = f"is {plan.min_frames}, more than max_frames ({plan.max_frames})"
-        _refuse("frame_plan.min_frames", problem)
     if plan.num_frames and (plan.fps or plan.min_frames or plan.max_frames):
         problem = "is set beside fps, min_frames or max_frames, which it excludes"
         _refuse("frame_plan.num_frames", problem)
-    if 0 < plan.max_pixels < plan.min_pixels:
-        problem = f"is {plan.min_pixels}, more than max_pixels ({plan.max_pixels})"
-        _refuse("frame_plan.min_pixels", problem)
+    for what in ("frames", "pixels"):
+        least, most = (getattr(plan, f"{bound}_{what}") for bound in ("min", "max"))
+        if 0 < most < least:
+            _refuse(f"frame_plan.min_{what}", f"is {least}, more than max_{what} ({most})")
     if plan.background > 1 << 24:
         problem = f"is {plan.background}; it must be at most {1 << 24}, white"
         _refuse("frame_plan.background", problem)
@@ -177,22 +178,13 @@ def _check_pace(pace: Pace) -> None:
             _refuse(f"pace.{name}.min_draft_tokens", problem)
 
 
-def _check_block(block: Block, num_token_ids: int) -> None:
-    if not block.token_ids and not block.is_exhausted:
-        _refuse("verify.token_ids", "is empty; only a block with is_exhausted has no token ids")
-    for ids in (block.token_ids, *(branch.token_ids for branch in block.branches)):
-        _check_ids(ids, num_token_ids, "verify.token_ids")
-    _check_epoch(block.epoch, "verify.epoch")
-
-
 def _check_selection(selection: Selection) -> None:
-    previous = -1
-    for index in selection.kept_indices:
+    kept, num_tokens = selection.kept_indices, selection.num_visual_tokens
+    for previous, index in pairwise(kept):
         if index <= previous:
             _refuse("select.kept_indices", f"must ascend, but {index} follows {previous}")
-        previous = index
-    if previous >= selection.num_visual_tokens:
-        problem = f"holds {previous}, but there are {selection.num_visual_tokens} visual tokens"
+    if kept and kept[-1] >= num_tokens:
+        problem = f"holds {kept[-1]}, but there are {num_tokens} visual tokens"
         _refuse("select.kept_indices", problem)
 
 

@@ -66,13 +66,7 @@ def error_from_status(
     return kind(f"{peer}: {code_name(code)}: {details or 'no details'}")
 
 
-def error_from_rpc(error: grpc.aio.AioRpcError, *, peer: str) -> HippoError:
-    """Returns the error of a failed call."""
-    return error_from_status(error.code(), error.details(), error.trailing_metadata(), peer=peer)
-
-
 def code_name(code: grpc.StatusCode | None) -> str:
-    """Returns the name of a code, such as UNAVAILABLE."""
     return "UNKNOWN" if code is None else code.name
 
 

@@ -53,8 +53,6 @@ class Containers:
     files: tuple[str, ...]
     environment: dict[str, str]
     services: tuple[str, ...]
-    port: int
-    prometheus_port: int
 
     def compose(self, *arguments: str, timeout: float = 600) -> str:
         """Runs `docker compose` or docker-compose; its output."""
@@ -82,7 +80,7 @@ class Containers:
 
     @property
     def url(self) -> str:
-        return f"http://127.0.0.1:{self.port}"
+        return f"http://127.0.0.1:{self.environment['HIPPO_PORT']}"
 
 
 def _image(variable: str) -> str:
@@ -140,8 +138,6 @@ def containers(
         files=(*STACKS["cpu"], "deploy/compose/dashboard.yml", str(override)),
         environment=environment,
         services=tuple(services),
-        port=int(environment["HIPPO_PORT"]),
-        prometheus_port=int(environment["HIPPO_PROMETHEUS_PORT"]),
     )
     try:
         for name in services[:3]:
@@ -229,7 +225,8 @@ def test_a_service_starts_offline_from_a_cache_of_the_hub(
 def test_prometheus_in_the_stack_scrapes_all_three(containers: Containers) -> None:
     if "prometheus" not in containers.services:
         pytest.skip("no image of Prometheus can be had")
-    url = f"http://127.0.0.1:{containers.prometheus_port}/api/v1/query"
+    port = containers.environment["HIPPO_PROMETHEUS_PORT"]
+    url = f"http://127.0.0.1:{port}/api/v1/query"
     jobs = {"hippo-gateway", "hippo-draft", "hippo-target"}
     up: set[str] = set()
     while up != jobs:

@@ -8,6 +8,7 @@ import threading
 import time
 import uuid
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -72,27 +73,22 @@ class Watched:
             {},
         ]  # fmt: skip
         leave = threading.Event()
-        errors: list[Exception] = []
 
         def work() -> None:
-            try:
-                with self.door.client() as client:
-                    while not leave.wait(0.5):
-                        for kind in kinds:
-                            self.ask(client, speculative=kind)
-                            self.ask(client, speculative=kind, cache_salt=uuid.uuid4().hex)
-                        client.post(CHAT, json={"model": "unknown", "messages": []})
-            except Exception as error:
-                errors.append(error)
+            with self.door.client() as client:
+                while not leave.wait(0.5):
+                    for kind in kinds:
+                        self.ask(client, speculative=kind)
+                        self.ask(client, speculative=kind, cache_salt=uuid.uuid4().hex)
+                    client.post(CHAT, json={"model": "unknown", "messages": []})
 
-        thread = threading.Thread(target=work)
-        thread.start()
-        try:
-            yield
-        finally:
-            leave.set()
-            thread.join()
-        assert errors == []
+        with ThreadPoolExecutor(1) as pool:
+            done = pool.submit(work)
+            try:
+                yield
+            finally:
+                leave.set()
+        done.result()
 
     def is_ready(self) -> bool:
         """Whether the draft is loaded, and the gateway knows it."""
@@ -292,24 +288,21 @@ def test_a_queue_that_fills_is_told_and_so_are_refusals(watched: Watched) -> Non
                 if leave.is_set():
                     break
 
-    threads = [threading.Thread(target=ask) for _ in range(4)]
-    for thread in threads:
-        thread.start()
-    try:
-        wait_until(lambda: watched.panel("How long is the queue for the target?") == 2)
-        wait_until(lambda: watched.panel("How many slots are taken?", job="hippo-target") == 1)
-        wait_until(lambda: watched.panel("How many requests run, how many wait?") == 2)
-        wait_until(lambda: server.value("sum(vllm:num_requests_waiting)") == 2)
-        with watched.door.client() as client:
+    with ThreadPoolExecutor(4) as pool, watched.door.client() as client:
+        asked = [pool.submit(ask) for _ in range(4)]
+        try:
+            wait_until(lambda: watched.panel("How long is the queue for the target?") == 2)
+            wait_until(lambda: watched.panel("How many slots are taken?", job="hippo-target") == 1)
+            wait_until(lambda: watched.panel("How many requests run, how many wait?") == 2)
+            wait_until(lambda: server.value("sum(vllm:num_requests_waiting)") == 2)
             assert [client.post(CHAT, json=body).status_code for _ in range(3)] == [429] * 3
-        refused = "sum(hippo_http_requests_total{status='429'})"
-        wait_until(lambda: server.value(refused) == 3)
-        expected = {"HippoQueueGrowing", "HippoRequestsFailing"}
-        wait_until(lambda: expected <= server.firing())
-    finally:
-        leave.set()
-        for thread in threads:
-            thread.join()
+            refused = "sum(hippo_http_requests_total{status='429'})"
+            wait_until(lambda: server.value(refused) == 3)
+            expected = {"HippoQueueGrowing", "HippoRequestsFailing"}
+            wait_until(lambda: expected <= server.firing())
+        finally:
+            leave.set()
+    assert not any(each.exception() for each in asked)
     wait_until(lambda: server.value("sum(vllm:num_requests_running)") == 0)
     wait_until(lambda: "HippoQueueGrowing" not in server.firing())
 

@@ -41,13 +41,12 @@ class StrictLoader(yaml.SafeLoader):
 @functools.cache
 def composes() -> set[str]:
     """Those of ``COMPOSES`` that are installed."""
-    return {name for name, command in COMPOSES.items() if _answers(command)}
-
-
-def _answers(command: list[str]) -> bool:
-    if not shutil.which(command[0]):
-        return False
-    return subprocess.run([*command, "version"], capture_output=True).returncode == 0
+    return {
+        name
+        for name, command in COMPOSES.items()
+        if shutil.which(command[0])
+        and subprocess.run([*command, "version"], capture_output=True).returncode == 0
+    }
 
 
 def compose_files() -> list[Path]:

@@ -60,11 +60,10 @@ def _short_runs(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     torch.set_num_threads(num_threads)
 
 
-def clip_trace(model: ToyModel, frames: int = 3) -> ClipTrace:
+def clip_trace(model: ToyModel) -> ClipTrace:
     """A trace of the toy target."""
-    media = DecodedMedia(
-        MediaKind.VIDEO, torch.zeros(frames, 4, 4, 3, dtype=torch.uint8), (0.0,) * frames, 2.0
-    )
+    frames = torch.zeros(3, 4, 4, 3, dtype=torch.uint8)
+    media = DecodedMedia(MediaKind.VIDEO, frames, (0.0,) * 3, 2.0)
     sample = Sample("toy", b"", "What is it?", "A thing.", True)
     prompt = model.prepare_prompt([sample.message], [media], FramePlan())
     features = model.embed_visual(prompt)
@@ -72,7 +71,7 @@ def clip_trace(model: ToyModel, frames: int = 3) -> ClipTrace:
     *_, logits = model.prefill(0, prompt, features, None)
     assert logits is not None
     output = target_output(model, int(logits.argmax()), (), max_tokens=24)
-    attention = torch.arange(4.0 * frames).expand(2, -1)
+    attention = torch.arange(12.0).expand(2, -1)
     content = tuple(token % 2 == 0 for token in output)
     scores: dict[Scope, torch.Tensor] = {"visual": attention}
     trace = SampleTrace(prompt, output, content, scores, {1: -attention[0]})
@@ -176,6 +175,14 @@ def test_a_replay_is_of_the_agreement_and_the_step_times() -> None:
     assert 0.8 < wrong.decode_speedup.share <= 1.01
 
 
+def pair(folder: Path, family: str) -> list[object]:
+    """Flags for one clip and a pair of a family."""
+    target = write_family(folder / "target", family)
+    draft = write_family(folder / "draft", family, noise=0.1)
+    flags = ["--target-model", target, "--draft-model", draft, "--clips", 1]
+    return [*flags, "--max-context-length", 2048]
+
+
 def run(experiment: str, out: Path, *flags: object) -> dict[str, Any]:
     """Runs an experiment; returns what it wrote."""
     pruning.main([experiment, "--out", str(out), *map(str, flags)])
@@ -184,10 +191,7 @@ def run(experiment: str, out: Path, *flags: object) -> dict[str, Any]:
 
 
 def test_ablation_and_bias_have_a_row_for_each_choice(tmp_path: Path) -> None:
-    target = write_family(tmp_path / "target", "qwen2_5_vl")
-    draft = write_family(tmp_path / "draft", "qwen2_5_vl", noise=0.1)
-    flags = ["--target-model", target, "--draft-model", draft, "--clips", 1]
-    flags += ["--max-context-length", 2048]
+    flags = pair(tmp_path, "qwen2_5_vl")
     ablation = run("ablation", tmp_path, *flags)
     variants = {row["label"]: row for row in ablation["rows"]}
     assert {"preset specvlm", "preset hippo", "uv, layers: 1"} <= set(variants)
@@ -208,12 +212,7 @@ def test_ablation_and_bias_have_a_row_for_each_choice(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("family", ["llava_onevision", "qwen3_vl"])
 def test_any_family_runs(tmp_path: Path, family: str) -> None:
-    target = write_family(tmp_path / "target", family)
-    draft = write_family(tmp_path / "draft", family, noise=0.1)
-    flags = ["--target-model", target, "--draft-model", draft, "--clips", 1]
-    result = run(
-        "frames", tmp_path / "out", *flags, "--frames", "2,4", "--max-context-length", 2048
-    )
+    result = run("frames", tmp_path / "out", *pair(tmp_path, family), "--frames", "2,4")
     shown = {row["label"]: row for row in result["rows"]}
     few, more = shown["2 frames, none"], shown["4 frames, none"]
     assert result["target"] == "target" and (few["num_frames"], more["num_frames"]) == (2, 4)
@@ -274,11 +273,6 @@ def counted(clips: dict[str, tuple[int, int]]) -> Counts:
     return counts
 
 
-def _width(counts: Counts) -> float:
-    found = interval(counts)
-    return found["high"] - found["low"]
-
-
 def test_an_interval_is_of_all_tokens_and_resamples_clips() -> None:
     counts = counted({"a": (9, 10), "b": (45, 90)})
     found = interval(counts)
@@ -291,7 +285,8 @@ def test_a_paired_difference_does_not_see_what_both_sides_share() -> None:
     second = counted({str(clip): (48 + clip, 100) for clip in range(40)})
     found = difference(first, second)
     assert found == pytest.approx(dict.fromkeys(("mean", "low", "high"), 0.02))
-    assert _width(first) > 0.04
+    alone = interval(first)
+    assert alone["high"] - alone["low"] > 0.04
 
 
 def test_differences_of_other_clips_and_shares_of_nothing_are_refused() -> None:

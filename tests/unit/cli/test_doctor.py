@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 
-from hippo.cli.doctor import Finding, Readings, Severity, diagnose, parse_scrape
+from hippo.cli.doctor import Readings, Severity, diagnose, parse_scrape
 
 HEALTHY = {
     'hippo_service_up{service="target"}': 1,
@@ -43,18 +45,19 @@ def _readings(**changes: float) -> Readings:
 
 
 def _problems(readings: Readings) -> list[str]:
-    return [item.text for item in diagnose(readings) if item.severity is Severity.PROBLEM]
+    problems = [each for each in diagnose(readings) if each.severity is Severity.PROBLEM]
+    return [f"{each.text}; {each.advice}" for each in problems]
 
 
 def test_a_healthy_pair_is_told_its_speedup_and_no_problem() -> None:
     findings = diagnose(_readings())
     assert {finding.severity for finding in findings} == {Severity.GOOD}
-    assert "decoding is 6.00 times as fast as the target alone" in _texts(findings)
-    assert "95% of the draft's tokens are accepted, mean run length 90.0" in _texts(findings)
+    texts = [finding.text for finding in findings]
+    assert "decoding is 6.00 times as fast as the target alone" in texts
+    assert "95% of the draft's tokens are accepted, mean run length 90.0" in texts
 
 
-def _texts(findings: list[Finding]) -> str:
-    return "\n".join(finding.text for finding in findings)
+SLOW = {"baseline_seconds_total{policy_adaptive": 14}
 
 
 @pytest.mark.parametrize(
@@ -69,45 +72,33 @@ def _texts(findings: list[Finding]) -> str:
         ({"run_length_tokens_sum": 35}, "draft and target are badly aligned"),
         ({"num_accepted_tokens": 200}, "acceptance has collapsed"),
         ({"stale_blocks": 200}, "50% of the draft's blocks come too late"),
-        ({"draft_losses": 30}, "answers went on without their draft (unavailable 30;"),
+        ({"draft_losses": 30}, r"answers went on without their draft \(unavailable 30;"),
         ({"finished_reason_error": 30}, "30 of 130 requests failed"),
+        (
+            {"finished_reason_error": 30, "status_429": 30},
+            "30 of them refused because slots and queue were full; raise --slots or --max-queue",
+        ),
+        (
+            {**SLOW, "wait_seconds_total{side_target": 9},
+            r"scheduling or transport eats the gain.* the target waits for the draft \(45%",
+        ),
+        (
+            {**SLOW, "round_transport_seconds_sum": 0.011},
+            r"scheduling or transport eats the gain.* transport between the services \(55%",
+        ),
     ],
 )
 def test_each_failure_is_told_by_its_name_and_alone(changes: dict[str, float], told: str) -> None:
     (problem,) = _problems(_readings(**changes))
-    assert told in problem
-
-
-@pytest.mark.parametrize(
-    ("changes", "cause"),
-    [
-        ({"wait_seconds_total{side_target": 9}, "the target waits for the draft (45%"),
-        ({"round_transport_seconds_sum": 0.011}, "transport between the services (55%"),
-    ],
-)
-def test_high_acceptance_with_little_speedup_names_what_eats_it(
-    changes: dict[str, float], cause: str
-) -> None:
-    (problem,) = _problems(_readings(**{"baseline_seconds_total{policy_adaptive": 14}, **changes))
-    assert "scheduling or transport eats the gain" in problem
-    assert cause in problem
-
-
-def test_refusals_are_told_apart_from_other_failures() -> None:
-    (problem,) = [
-        finding
-        for finding in diagnose(_readings(finished_reason_error=30, status_429=30))
-        if finding.severity is Severity.PROBLEM
-    ]
-    assert "30 of them refused because slots and queue were full" in problem.text
-    assert "--max-queue" in problem.advice
+    assert re.search(told, problem)
 
 
 def test_too_little_traffic_is_no_judgement_and_what_is_missing_is_told() -> None:
     with pytest.raises(ValueError, match="not a gateway's"):
         parse_scrape("hippo_slots 4\n")
     text = 'hippo_service_up{service="target"} 1\n'
-    assert _problems(parse_scrape(text)) == ["no draft is configured: every answer is target-only"]
+    (problem,) = _problems(parse_scrape(text))
+    assert problem.startswith("no draft is configured: every answer is target-only")
     findings = diagnose(parse_scrape(text + 'hippo_service_up{service="draft"} 1\n'))
     unknown = [Severity.UNKNOWN] * 2
     assert [finding.severity for finding in findings] == [Severity.GOOD, *unknown]

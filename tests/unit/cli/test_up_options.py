@@ -6,6 +6,7 @@ import argparse
 import io
 import os
 import signal
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,14 +16,19 @@ from rich.console import Console
 
 from hippo.cli import up
 from hippo.cli.processes import Child, StackError
-from hippo.cli.stack import Stack, StackOptions
+from hippo.cli.stack import Stack
 from hippo.cli.up import add_stack_arguments, next_pause_s, stack_options
 
 
 def _parsed(*given: str) -> argparse.Namespace:
     parser = argparse.ArgumentParser()
-    add_stack_arguments(parser, port=0)
+    add_stack_arguments(parser, port=8000)
     return parser.parse_args(given)
+
+
+def _stack(*given: str, **changes: Any) -> Stack:
+    options = replace(stack_options(_parsed(*given)), **changes)
+    return Stack(options, lambda name, line: None)
 
 
 def _value(stack: Stack, name: str, flag: str) -> str:
@@ -44,24 +50,18 @@ def _value(stack: Stack, name: str, flag: str) -> str:
 def test_a_draft_has_the_targets_dtype_unless_it_is_on_a_cpu(
     given: tuple[str, ...], target: str, draft: str
 ) -> None:
-    with Stack(stack_options(_parsed(*given)), lambda name, line: None) as stack:
+    with _stack(*given) as stack:
         assert [_value(stack, name, "--dtype") for name in ("target", "draft")] == [target, draft]
 
 
 def test_the_services_open_the_directories_of_requests_and_uploads(tmp_path: Path) -> None:
     flag = "--allowed-local-media-path"
-    options = stack_options(_parsed(flag, f"{tmp_path},/usr"))
-    with Stack(options, lambda name, line: None) as stack:
+    with _stack(flag, f"{tmp_path},/usr") as stack:
         uploads = _value(stack, "gateway", "--upload-dir")
         assert Path(uploads).is_dir()
         assert _value(stack, "gateway", flag) == f"{tmp_path},/usr"
         for name in ("target", "draft"):
             assert _value(stack, name, flag) == f"{uploads},{tmp_path},/usr"
-
-
-def _stack(**changes: Any) -> Stack:
-    options = StackOptions(target_model="a", draft_model="b", **changes)
-    return Stack(options, lambda name, line: None)
 
 
 @pytest.mark.parametrize(

@@ -31,8 +31,11 @@ FIGURES = {
 }
 
 
+IDS = tuple(range(5))
+
+
 def ended(asked_s: float, *piece_s: float, index: int = 0, **fields: Any) -> Ended:
-    fields = {"token_ids": tuple(range(5)), "figures": FIGURES, **fields}
+    fields = {"token_ids": IDS, "figures": FIGURES, **fields}
     answer = Answer(text="", asked_s=asked_s, piece_s=piece_s, **fields)
     return Ended(index, answer.ended_s, answer)
 
@@ -117,10 +120,18 @@ def test_a_server_that_tells_only_text_is_timed_by_the_clients_clock() -> None:
     assert row["num_cached_tokens"] is None
 
 
+References = dict[int, tuple[int, ...]]
+
+
+def line_of(requests: list[Ended], references: References, num_warm: int = 1) -> dict[str, Any]:
+    """The line of a load with these requests."""
+    run = LoadRun(num_warm=num_warm, ended=requests)
+    return summarise_load(run, references)
+
+
 def test_throughput_counts_the_answers_that_ended_in_the_window() -> None:
-    run = LoadRun(num_warm=2)
-    run.ended += [ended(0, 1), ended(0, 2), ended(1, 3), ended(2, 4), ended(3, 6)]
-    line = summarise_load(run, {0: tuple(range(5))})
+    requests = [ended(0, 1), ended(0, 2), ended(1, 3), ended(2, 4), ended(3, 6)]
+    line = line_of(requests, {0: IDS}, num_warm=2)
     assert (line["num_answers"], line["num_equal"], line["num_errors"]) == (3, 3, 0)
     assert line["seconds"] == 4
     assert line["tokens_per_s"] == pytest.approx(15 / 4)
@@ -130,39 +141,25 @@ def test_throughput_counts_the_answers_that_ended_in_the_window() -> None:
 
 
 def test_an_answer_that_differs_from_its_questions_reference_is_not_equal() -> None:
-    run = LoadRun(num_warm=1)
-    run.ended += [ended(0, 1), ended(0, 2, 3), ended(0, 3, 4, index=1)]
-    line = summarise_load(run, {0: tuple(range(5)), 1: (9, 9)})
+    requests = [ended(0, 1), ended(0, 2, 3), ended(0, 3, 4, index=1)]
+    line = line_of(requests, {0: IDS, 1: (9, 9)})
     assert (line["num_equal"], line["num_answers"]) == (1, 2)
 
 
 def test_failed_requests_are_counted_by_their_words() -> None:
-    run = LoadRun(num_warm=1)
     failed = [Ended(0, 1.5, None, "busy"), Ended(0, 2.5, None, "busy"), Ended(0, 4.0, None, "gone")]
-    run.ended += [ended(0, 1), failed[0], ended(0, 2), *failed[1:]]
-    line = summarise_load(run, {})
+    line = line_of([ended(0, 1), failed[0], ended(0, 2), *failed[1:]], {})
     assert line["errors"] == {"busy": 2, "gone": 1}
     assert (line["num_answers"], line["num_errors"], line["num_equal"]) == (1, 3, None)
     assert line["seconds"] == 3.0
-
-
-def test_a_load_without_any_answer_has_no_figures() -> None:
-    run = LoadRun(num_warm=1)
-    run.ended += [ended(0, 1), Ended(0, 2.0, None, "busy")]
     with pytest.raises(HippoError, match="no request was answered: busy"):
-        summarise_load(run, {})
+        line_of([ended(0, 1), failed[0]], {})
 
 
 def shown(table: Table, width: int = 200) -> str:
     out = io.StringIO()
     Console(width=width, file=out).print(table)
     return out.getvalue()
-
-
-def load_line(**fields: Any) -> dict[str, Any]:
-    run = LoadRun(num_warm=1)
-    run.ended += [ended(0, 1), ended(0, 2, 3), ended(0, 3, 4)]
-    return {**summarise_load(run, {0: tuple(range(5))}), **fields}
 
 
 ROWS = summarise([record(TARGET_ONLY, 2.0), record("adaptive", 0.5), record("adaptive", 1.0)])
@@ -190,10 +187,10 @@ def test_rows_of_questions_fit_into_80_columns_by_category() -> None:
 
 
 def test_a_load_has_a_line_and_shows_only_what_is_known() -> None:
-    lines = [load_line(system="adaptive", num_clients=4), load_line(system="off", num_clients=4)]
-    text = shown(load_table("load", lines), width=80)
+    line = line_of([ended(0, 1), ended(0, 2, 3), ended(0, 3, 4)], {0: IDS}) | {"num_clients": 4}
+    text = shown(load_table("load", [line | {"system": name} for name in ("adaptive", "off")]), 80)
     assert max(map(len, text.splitlines())) <= 80 and "…" not in text
     assert "accept" in text and "2/2" in text
-    plain = load_line(system="plain", num_clients=4, acceptance_rate=None, num_equal=None)
+    plain = line | {"system": "plain", "acceptance_rate": None, "num_equal": None}
     text = shown(load_table("load", [plain]))
     assert "accept" not in text and "equal" not in text

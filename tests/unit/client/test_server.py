@@ -59,57 +59,47 @@ def test_a_server_that_is_silent_is_given_up() -> None:
 
 
 @contextmanager
-def closing_after_each(content: bytes, *, num_answers: int) -> Iterator[Connection]:
-    """A connection to a server that closes it after each answer."""
-    answer = b"HTTP/1.1 200 OK\r\ncontent-length: %d\r\n\r\n" % len(content) + content
+def answering(*answers: bytes) -> Iterator[tuple[Connection, list[bytes]]]:
+    """A connection to a server that closes it after each answer, and the requests."""
+    requests: list[bytes] = []
 
-    def serve(listener: socket.socket) -> None:
-        for _ in range(num_answers):
-            client, _ = listener.accept()
-            with client:
-                client.recv(4096)
-                client.sendall(answer)
+    def serve() -> None:
+        with suppress(OSError):  # the listener is shut down
+            for answer in answers:
+                client, _ = listener.accept()
+                with client:
+                    requests.append(client.recv(4096))
+                    client.sendall(answer)
 
     with socket.create_server(("127.0.0.1", 0)) as listener:
-        thread = threading.Thread(target=serve, args=(listener,))
+        thread = threading.Thread(target=serve)
         thread.start()
         url = f"http://127.0.0.1:{listener.getsockname()[1]}"
-        with closing(Server(url).connect()) as connection:
-            yield connection
-        thread.join()
+        try:
+            with closing(Server(url).connect()) as connection:
+                yield connection, requests
+        finally:
+            listener.shutdown(socket.SHUT_RDWR)
+            thread.join()
+
+
+def response(content: bytes, head: bytes = b"") -> bytes:
+    return b"HTTP/1.1 200 OK\r\n%bcontent-length: %d\r\n\r\n" % (head, len(content)) + content
 
 
 def test_a_connection_that_was_closed_while_idle_is_opened_again() -> None:
-    with closing_after_each(b"{}", num_answers=2) as connection:
+    with answering(response(b"{}"), response(b"{}")) as (connection, _):
         assert [connection.exchange("GET", path) for path in ("/a", "/b")] == [(200, b"{}")] * 2
 
 
 def test_a_request_that_ends_a_server_is_sent_once() -> None:
     """The connection was closed on purpose, so the next one is new, and no idle one was lost."""
-    requests = 0
-
-    def serve(listener: socket.socket) -> None:
-        nonlocal requests
-        for answer in (b"HTTP/1.1 200 OK\r\nconnection: close\r\ncontent-length: 0\r\n\r\n", b""):
-            client, _ = listener.accept()
-            with client:
-                client.recv(4096)
-                requests += 1
-                client.sendall(answer)
-        listener.settimeout(0.5)
-        with suppress(TimeoutError):
-            listener.accept()[0].close()
-            requests += 1
-
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        thread = threading.Thread(target=serve, args=(listener,))
-        thread.start()
-        with closing(Server(f"http://127.0.0.1:{listener.getsockname()[1]}").connect()) as at:
-            assert at.exchange("GET", "/a") == (200, b"")
-            with pytest.raises(UnavailableError):
-                at.exchange("GET", "/b")
-        thread.join()
-    assert requests == 2
+    closed = response(b"", b"connection: close\r\n")
+    with answering(closed, b"", b"") as (connection, requests):
+        assert connection.exchange("GET", "/a") == (200, b"")
+        with pytest.raises(UnavailableError):
+            connection.exchange("GET", "/b")
+    assert len(requests) == 2
 
 
 def test_a_key_may_have_letters_beyond_ascii_and_else_is_refused() -> None:
@@ -119,11 +109,9 @@ def test_a_key_may_have_letters_beyond_ascii_and_else_is_refused() -> None:
 
 
 def test_a_server_that_does_not_stream_is_told_apart() -> None:
-    with (
-        closing_after_each(b'{"choices": []}', num_answers=1) as connection,
-        pytest.raises(HippoError, match="did not stream"),
-    ):
-        connection.ask(b"{}")
+    with answering(response(b'{"choices": []}')) as (connection, _):
+        with pytest.raises(HippoError, match="did not stream"):
+            connection.ask(b"{}")
 
 
 def test_errors_have_the_class_of_their_status_and_the_servers_words() -> None:
@@ -225,20 +213,19 @@ def test_comments_carriage_returns_and_missing_spaces_are_read() -> None:
     assert reader.answer(0.0).piece_s == (2.0,)
 
 
-def test_an_error_in_the_stream_is_raised() -> None:
-    broken = text("a") + event({"error": {"message": "the draft is gone"}})
-    with pytest.raises(HippoError, match="the draft is gone"):
-        read_answer([(1.0, broken)], asked_s=0.0)
-
-
-def test_a_stream_that_breaks_off_is_no_answer() -> None:
-    with pytest.raises(UnavailableError, match="broke off"):
-        read_answer([(1.0, text("a"))], asked_s=0.0)
-
-
-@pytest.mark.parametrize("data", [b"data: <html>\n", b"data: [1]\n"])
-def test_events_of_another_kind_are_refused(data: bytes) -> None:
-    with pytest.raises(HippoError, match="an event that is no chat completion"):
+@pytest.mark.parametrize(
+    ("data", "kind", "message"),
+    [
+        (text("a") + event({"error": {"message": "it is gone"}}), HippoError, "it is gone"),
+        (text("a"), UnavailableError, "broke off"),
+        (b"data: <html>\n", HippoError, "an event that is no chat completion"),
+        (b"data: [1]\n", HippoError, "an event that is no chat completion"),
+    ],
+)
+def test_a_stream_that_is_no_answer_is_refused(
+    data: bytes, kind: type[HippoError], message: str
+) -> None:
+    with pytest.raises(kind, match=message):
         read_answer([(1.0, data)], asked_s=0.0)
 
 

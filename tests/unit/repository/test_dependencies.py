@@ -25,6 +25,8 @@ from hippo.base.extras import needs_extra
 ROOT = Path(__file__).resolve().parents[3]
 PROJECT: dict[str, Any] = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 EXTRAS: dict[str, list[str]] = PROJECT["optional-dependencies"]
+_PINNED = re.findall(r"^(\S+)==(\S+)", (ROOT / "constraints.txt").read_text(), re.MULTILINE)
+PINS: dict[str, str] = {canonicalize_name(name): version for name, version in _PINNED}
 OWN = {"hippo", "services", "gateway", "bench", "demo", "tests"}
 # Imported by another package, not by name here.
 UNNAMED = {"opentelemetry-exporter-otlp-proto-http"}
@@ -123,16 +125,12 @@ def test_the_generated_stubs_take_the_lowest_grpcio_and_protobuf() -> None:
 
 
 def test_the_pins_are_within_the_bounds_and_pin_all_that_is_declared() -> None:
-    pins: dict[str, str] = {}
-    for line in (ROOT / "constraints.txt").read_text().splitlines():
-        name, _, version = line.partition("==")
-        pins[canonicalize_name(name)] = version
     wanted = declared() | declared("dev")
-    assert wanted.keys() <= pins.keys()
+    assert wanted.keys() <= PINS.keys()
     outside = {
         name: str(requirement)
         for name, requirement in wanted.items()
-        if not requirement.specifier.contains(pins[name])
+        if not requirement.specifier.contains(PINS[name])
     }
     assert outside == {}
 
@@ -177,11 +175,7 @@ def test_an_image_installs_pinned_files_of_what_is_declared(
     assert len(entries) == lock.count("==")
     locked = {canonicalize_name(name): version for name, version, _ in entries}
     assert declared(*extras).keys() - locked.keys() <= {"torch", "torchvision"}
-    pinned = dict(
-        line.split("==") for line in (ROOT / "constraints.txt").read_text().split() if "==" in line
-    )
-    pinned = {canonicalize_name(name): version for name, version in pinned.items()}
-    assert {name: pinned.get(name) for name in locked} == locked
+    assert {name: PINS.get(name) for name in locked} == locked
 
 
 def test_images_and_actions_of_others_are_named_by_digest() -> None:

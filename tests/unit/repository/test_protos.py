@@ -6,6 +6,7 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -66,13 +67,13 @@ def test_the_committed_stubs_are_fresh(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("proto", PROTOS, ids=lambda path: path.name)
 def test_every_message_field_and_rpc_is_commented(proto: Path) -> None:
-    lines = proto.read_text(encoding="utf-8").splitlines()
-    declaration = re.compile(r"^\s*(message|enum|service|rpc|oneof|[\w.]+ \w+ =|\w+ = \d)")
+    lines = [line.strip() for line in proto.read_text(encoding="utf-8").splitlines()]
+    declared = r"((repeated|optional) )?(message|enum|service|rpc|oneof|[\w.]+ \w+ =|\w+ = \d)"
     bare = [
-        f"{number + 1}: {line.strip()}"
-        for number, line in enumerate(lines)
-        if re.match(r"^\s*((repeated|optional) )?" + declaration.pattern.lstrip("^"), line)
-        and not line.strip().startswith(("syntax", "//"))
-        and not lines[number - 1].strip().startswith("//")
+        f"{number}: {line}"
+        for number, (before, line) in enumerate(pairwise(lines), 2)
+        if re.match(declared, line)
+        and not line.startswith(("syntax", "//"))
+        and not before.startswith("//")
     ]
     assert bare == []

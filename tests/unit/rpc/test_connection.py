@@ -8,6 +8,7 @@ import contextlib
 from hippo.rpc.client import TargetClient
 from tests.support.models.toy_model import ToyModel
 from tests.support.running.services import serving_target, target_only, toy_request
+from tests.support.running.tcp import serving
 
 
 async def _copy(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -32,9 +33,8 @@ async def test_a_service_that_is_slow_to_take_a_connection_is_waited_for() -> No
             to_service = await asyncio.open_connection(host, int(port))
             await asyncio.gather(_copy(reader, to_service[1]), _copy(to_service[0], writer))
 
-        server = await asyncio.start_server(relay, "127.0.0.1", 0)
-        async with server:
-            client = TargetClient(f"127.0.0.1:{server.sockets[0].getsockname()[1]}")
+        async with serving(relay) as relayed:
+            client = TargetClient(f"127.0.0.1:{relayed}")
             answer = await target_only(client, toy_request())
             assert answer.token_ids == (await target_only(behind, toy_request())).token_ids
             assert num_connections == 1

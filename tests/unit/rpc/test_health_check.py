@@ -5,15 +5,13 @@ from __future__ import annotations
 import asyncio
 import subprocess
 import sys
-import threading
-from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, HTTPServer
 
 import pytest
 
 from hippo.rpc import health_check
 from hippo.rpc.client import TARGET_SERVICE, TargetClient
 from hippo.rpc.server import RpcServer
+from tests.support.running.plain_server import PlainServer, serving
 
 
 def _probe(*arguments: str) -> int:
@@ -57,40 +55,19 @@ def test_a_missing_tls_file_is_named(capsys: pytest.CaptureFixture[str]) -> None
     assert "/nowhere/ca.pem" in capsys.readouterr().err
 
 
-@pytest.fixture
-def web_address() -> Iterator[str]:
-    class Handler(BaseHTTPRequestHandler):
-        def do_GET(self) -> None:
-            self.send_response(200 if self.path == "/ready" else 503)
-            self.end_headers()
-
-        def log_message(self, *args: object) -> None:
-            """Tests have no use for an access log."""
-
-    server = HTTPServer(("127.0.0.1", 0), Handler)
-    thread = threading.Thread(target=server.serve_forever)
-    thread.start()
-    yield f"http://127.0.0.1:{server.server_port}"
-    server.shutdown()
-    server.server_close()
-    thread.join()
-
-
 def test_a_web_server_is_healthy_when_it_answers_with_200(
-    web_address: str, capsys: pytest.CaptureFixture[str]
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
-    assert _probe(f"{web_address}/ready") == 0
-    assert _probe(f"{web_address}/busy") == 1
-    assert "HTTP status 503" in capsys.readouterr().err
+    with serving(PlainServer()) as plain:
+        assert _probe(f"{plain.url}/v1/models") == 0
+        assert _probe(f"{plain.url}/ready") == 1
+        assert "HTTP status 404" in capsys.readouterr().err
     assert _probe("http://127.0.0.1:1/ready") == 1
     assert "refused" in capsys.readouterr().err
 
 
-def test_the_probe_of_the_gateway_needs_no_grpc(web_address: str) -> None:
-    program = (
-        "import sys\n"
-        "sys.modules['grpc'] = None\n"
-        "from hippo.rpc.health_check import main\n"
-        f"sys.exit(main(['{web_address}/ready']))\n"
-    )
-    assert subprocess.run([sys.executable, "-c", program], timeout=60).returncode == 0
+def test_the_probe_of_the_gateway_needs_no_grpc() -> None:
+    program = "import sys; sys.modules['grpc'] = None\nfrom hippo.rpc.health_check import main\n"
+    with serving(PlainServer()) as plain:
+        program += f"sys.exit(main(['{plain.url}/v1/models']))"
+        assert subprocess.run([sys.executable, "-c", program], timeout=60).returncode == 0

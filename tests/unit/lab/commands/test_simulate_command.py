@@ -41,7 +41,6 @@ def test_a_pair_is_predicted_and_written_as_json(
         (["--delay-ms", "-1"], "--delay-ms must be 0 to"),
         (["--target-gpus", "0"], "--target-gpus must be 1 to"),
         (["--target-ms", "20", "--draft-ms", "2", "--row-ms", "-1"], "--row-ms must be 0 to"),
-        (["--policies", "best"], "unknown policy"),
     ],
 )
 def test_bad_input_ends_with_what_would_be_right(
