@@ -10,6 +10,7 @@ output does not depend on branches. Drafting them takes no time from the run.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 
@@ -51,10 +52,7 @@ class DraftBranch:
     @property
     def chance(self) -> float:
         """Probability that all drafted tokens are right if the second choice is."""
-        chance = 1.0
-        for proposal in self.proposals:
-            chance *= 1 - proposal.second_share
-        return chance
+        return math.prod(1 - proposal.second_share for proposal in self.proposals)
 
     def append(self, proposal: Proposal) -> None:
         self.ids.append(proposal.token_id)
@@ -70,7 +68,7 @@ class Branches:
 
     @property
     def num_drafted(self) -> int:
-        return sum(branch.num_drafted for branch in self._branches.values())
+        return sum(each.num_drafted for each in self._branches.values())
 
     @property
     def num_unsent(self) -> int:
@@ -89,10 +87,8 @@ class Branches:
             if chance > best:
                 branch = self._branches.get(index) or DraftBranch(index, [proposal.second_id])
                 chance *= branch.chance
-                is_complete = (
-                    branch.ids[-1] in self._end_token_ids or index + len(branch.ids) >= end
-                )
-                if chance > best and not is_complete:
+                has_room = index + len(branch.ids) < end
+                if chance > best and has_room and branch.ids[-1] not in self._end_token_ids:
                     best, found = chance, branch
             reach *= 1 - proposal.second_share
         return found
@@ -115,8 +111,8 @@ class Branches:
 
     def settle(self, num_settled: int) -> None:
         """Drops the branches of indices below ``num_settled``."""
-        for start in [start for start in self._branches if start < num_settled]:
-            del self._branches[start]
+        kept = {start: each for start, each in self._branches.items() if start >= num_settled}
+        self._branches = kept
 
     def take(self, start: int) -> DraftBranch | None:
         """Returns the branch of an index and drops all branches, whose run has ended."""

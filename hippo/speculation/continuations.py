@@ -116,16 +116,10 @@ class Guesses:
 
     def after(self, output_ids: Sequence[int], most: int) -> tuple[int, ...]:
         """Returns at most ``most`` tokens that may follow ``output_ids``; often none."""
-        guess = self._of_run(self._broken_run, output_ids, most)
+        guess = self.of_run(self._broken_run, output_ids, most)
         return guess or self._continuations.guess_after(output_ids, min(most, self._most))
 
-    def after_branch(
-        self, path: Sequence[int], most: int, *, run: Sequence[int], start: int
-    ) -> tuple[int, ...]:
-        """Returns at most ``most`` tokens that may follow the ``path`` of a branch of a run, which
-        has the tokens ``run`` from the index ``start`` on; often none."""
-        return self._of_run(BrokenRun(run, start), path, most)
-
-    def _of_run(self, run: BrokenRun, output_ids: Sequence[int], most: int) -> tuple[int, ...]:
+    def of_run(self, run: BrokenRun, output_ids: Sequence[int], most: int) -> tuple[int, ...]:
+        """Returns at most ``most`` tokens of a run that may follow ``output_ids``; often none."""
         most = min(most, _BROKEN_RUN * self._most)
         return run.guess_after(output_ids, most) if most >= 1 else ()

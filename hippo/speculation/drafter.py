@@ -30,7 +30,7 @@ from collections.abc import Collection, Sequence
 
 from hippo.errors import InvalidRequestError
 from hippo.speculation.branches import Branches, DraftBranch, Proposal
-from hippo.speculation.continuations import Guesses
+from hippo.speculation.continuations import BrokenRun, Guesses
 from hippo.speculation.core import Step
 from hippo.speculation.estimates import DraftTimeMean
 from hippo.speculation.sharpness import Sharpness
@@ -310,7 +310,7 @@ class Drafter:
             guess = self._guesses.after(path, most)
         else:  # the run goes on after the second choice as after the first
             start = branch.start + 1
-            guess = self._guesses.after_branch(path, most, run=self._ids[start:], start=start)
+            guess = self._guesses.of_run(BrokenRun(self._ids[start:], start), path, most)
         ends = [place for place, each in enumerate(guess) if each in self._end_token_ids]
         return guess[: min(ends, default=len(guess))]
 

@@ -27,7 +27,7 @@ from collections.abc import Collection, Sequence
 
 from hippo.speculation.continuations import BrokenRun
 from hippo.speculation.core import PROMPT_STEP, Step, Wait
-from hippo.types import Block, FinishReason, Pace, StepLimits, Timing, TokenLogprobs, Verdict
+from hippo.types import Block, FinishReason, Pace, Timing, TokenLogprobs, Verdict
 
 
 class Verifier:
@@ -126,7 +126,7 @@ class Verifier:
             return None
         if self._idle_since_ns is None:
             self._idle_since_ns = now_ns
-        limits = self._limits
+        limits = self._pace.conservative if self.is_conservative else self._pace.optimistic
         num_room = self._max_tokens - len(self._committed) - 1  # the target's own token takes one
         num_most = max(0, min(limits.max_draft_tokens, num_room))
         draft_ids = tuple(self._run[:num_most])
@@ -163,9 +163,6 @@ class Verifier:
         settled = tuple(target_ids[: num_accepted + 1])
         return self._settle_tokens(settled, step, num_accepted, timing, notes)
 
-    @property
-    def _limits(self) -> StepLimits:
-        return self._pace.conservative if self.is_conservative else self._pace.optimistic
 
     def _ids_after_rejection(self, num_room: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
         """Returns tokens of a branch, or else of the broken run, to verify while the next run has
@@ -193,11 +190,9 @@ class Verifier:
     ) -> int:
         start_index = len(self._committed)
         finish_reason = None
-        for position, token_id in enumerate(token_ids):
-            if token_id in self._end_token_ids:
-                token_ids = token_ids[: position + 1]
-                finish_reason = FinishReason.STOP
-                break
+        ends = (end for end, token_id in enumerate(token_ids, 1) if token_id in self._end_token_ids)
+        if (end := next(ends, None)) is not None:
+            token_ids, finish_reason = token_ids[:end], FinishReason.STOP
         self._committed.extend(token_ids)
         assert len(self._committed) <= self._max_tokens, "a step is clipped to what is left"
         if finish_reason is None and len(self._committed) == self._max_tokens:
@@ -213,8 +208,7 @@ class Verifier:
         self._idle_since_ns = None
         self._is_exhausted = False
         num_dropped, self._num_dropped = self._num_dropped, 0
-        num_accepted = min(num_accepted, len(token_ids))
-        is_reuse, self._is_step_reuse = self._is_step_reuse, False
+        num_accepted, is_reuse = min(num_accepted, len(token_ids)), self._is_step_reuse
         verdict = Verdict(
             epoch=self.epoch,
             start_index=start_index,

@@ -10,13 +10,7 @@ import pytest
 from hippo.speculation.adaptive import AdaptivePolicy
 from hippo.speculation.coordinator import Coordinator, ToDraft, ToTarget
 from hippo.speculation.estimates import PairTimes
-from hippo.speculation.policies import (
-    FixedPolicy,
-    conservative_pace,
-    optimistic_pace,
-    serial_pace,
-    vpsd_pace,
-)
+from hippo.speculation.policies import FixedPolicy, make_policy, serial_pace
 from hippo.types import (
     TARGET_ONLY,
     Block,
@@ -30,7 +24,10 @@ from hippo.types import (
 )
 
 PACE = serial_pace(4)
-PATIENT_PACES = [serial_pace(4), vpsd_pace(4), optimistic_pace(8), conservative_pace(8)]
+PATIENT_PACES = [
+    make_policy(name, gamma=4, max_draft_tokens=8).pace
+    for name in ("serial", "vpsd", "optimistic", "conservative")
+]
 
 
 def waits_of(pace: Pace) -> set[int]:
