@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from functools import partial
 from time import perf_counter_ns
 from traceback import clear_frames
 from typing import Any, TypeVar
@@ -67,7 +68,9 @@ class Engine:
         )
         self._sequences: dict[EngineSequence, None] = {}  # an ordered set
         self.jobs = Jobs(
-            self.counters, mark_on(self.device), capacity=model.info.max_context_length
+            self.counters,
+            partial(mark_on, self.device),
+            capacity=model.info.max_context_length,
         )
         self._share = PrefillShare()
         self._slow_masks = SlowMasks(on_ready=self._thread.wake)

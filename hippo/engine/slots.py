@@ -17,6 +17,7 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from collections.abc import Iterator
+from itertools import islice
 
 from hippo.base.tracing import span
 from hippo.errors import OverloadedError
@@ -68,13 +69,12 @@ class SlotPool:
             self._waiting.append(reservation)
             self._tell_near()
         else:
-            queue = ""
-            if self.max_waiting:
-                queue = (
-                    f", and {self.num_waiting} of {self.max_waiting} places in the queue (for at "
-                    f"most {self._max_waiting_bytes >> 20:,} MiB of media)"
-                )
-            raise OverloadedError(f"all {self.num_slots} slots are taken{queue}; try again later")
+            queue = (
+                f", and {self.num_waiting} of {self.max_waiting} places in the queue (for at most "
+                f"{self._max_waiting_bytes >> 20:,} MiB of media)"
+            )
+            full = f"all {self.num_slots} slots are taken{queue if self.max_waiting else ''}"
+            raise OverloadedError(f"{full}; try again later")
         return reservation
 
     def _has_place(self, num_bytes: int) -> bool:
@@ -126,7 +126,7 @@ class SlotPool:
         reservation.grant()
 
     def _tell_near(self) -> None:
-        for _, reservation in zip(range(self._num_near), self._in_line(), strict=False):
+        for reservation in islice(self._in_line(), self._num_near):
             reservation.is_near.set()
 
 

@@ -44,7 +44,7 @@ _MOST_FED = 128
 
 
 class Drafter:
-    """Proposes the tokens of one sequence; a :class:`hippo.speculation.core.Core`.
+    """Proposes the tokens of one sequence; see :mod:`hippo.speculation.core`.
 
     The prefill covers the prompt alone; the first steps of a draft that joins in mid-answer feed
     ``committed_ids``. A guess has at most ``max_guessed`` tokens, or three times ``max_guessed`` if
@@ -149,7 +149,6 @@ class Drafter:
             self.epoch += 1
 
     def set_prompt_text(self, text_ids: Sequence[int]) -> None:
-        """Sets the ids of the prompt's text, in which guesses are looked up."""
         self._guesses.set_prompt_text(text_ids)
 
     def begin(

@@ -31,7 +31,7 @@ from hippo.types import Block, FinishReason, Pace, Timing, TokenLogprobs, Verdic
 
 
 class Verifier:
-    """Settles the tokens of one sequence; a :class:`hippo.speculation.core.Core`.
+    """Settles the tokens of one sequence; see :mod:`hippo.speculation.core`.
 
     A step feeds the last settled id, and the queued draft tokens as its guess. After a rejection
     the guess can be what the broken run had after its wrong token: often one word was wrong, and
@@ -162,7 +162,6 @@ class Verifier:
             num_accepted += 1
         settled = tuple(target_ids[: num_accepted + 1])
         return self._settle_tokens(settled, step, num_accepted, timing, notes)
-
 
     def _ids_after_rejection(self, num_room: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
         """Returns tokens of a branch, or else of the broken run, to verify while the next run has
