@@ -58,7 +58,6 @@ class SlowMasks:
         return step
 
     def forget(self, sequence: EngineSequence) -> None:
-        """The sequence is closed."""
         self._steps.pop(sequence, None)
 
 

@@ -169,7 +169,6 @@ class Engine:
         self._send_messages(sequence)
 
     def _send_messages(self, sequence: EngineSequence) -> None:
-        """Sends the core's messages, and closes the sequence if the core is finished."""
         for message in sequence.core.take_messages():
             self.emit_message(sequence, message)
         if sequence.core.is_finished:
@@ -297,7 +296,6 @@ class Engine:
         self._share.count_forward(forward_ns, clients, num_tokens)
 
     def _fail(self, sequence: EngineSequence, error: Exception) -> None:
-        """Ends one sequence with an error, which the client receives."""
         if not isinstance(error, HippoError):
             self.counters.num_failed += 1
             extra = {"request_id": sequence.request.request_id}  # not set on this thread

@@ -76,7 +76,6 @@ class PrefillShare:
         return self._spent_ns < self._budget_ns
 
     def count_piece(self, duration_ns: int) -> None:
-        """Takes the duration of a piece."""
         self._has_run = True
         if self._clients:
             self._spent_ns += duration_ns

@@ -161,7 +161,6 @@ class Reservation:
         return not self.is_released
 
     def take_slot(self, rows: CachedRows) -> tuple[int, CachedRows]:
-        """Returns a slot for a sequence of ``rows``, and the rows that the slot holds."""
         self.index, held = self._pool.take_slot(rows)
         return self.index, held
 

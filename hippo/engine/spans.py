@@ -41,7 +41,6 @@ class StreamRecord:
         )
 
     def note_message(self, message: Any) -> None:
-        """Notes a message that is sent on the stream."""
         if not self._is_recording:
             return
         if isinstance(message, Verdict):

@@ -29,7 +29,6 @@ class EngineCounters:
     forward_counts: list[int] = field(default_factory=lambda: [0] * (len(_BUCKETS_NS) + 1))
 
     def count_prefill(self, num_rows: int, num_reused: int) -> None:
-        """Counts a finished prefill of ``num_rows`` rows; ``num_reused`` of them were reused."""
         self.num_prefills += 1
         self.num_prefix_hits += num_reused > 0
         self.num_prompt_rows += num_rows

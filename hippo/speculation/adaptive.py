@@ -101,7 +101,6 @@ class AdaptivePolicy:
         self._num_compared += len(outcomes)
 
     def _review_mode(self, outcomes: Sequence[bool]) -> None:
-        """Starts drafting or a rest if the estimates call for it, and updates the pace."""
         if not self._times.is_known or self._num_paused > 0:
             return
         if self._is_drafting:

@@ -94,7 +94,6 @@ class Branches:
         return found
 
     def keep(self, branch: DraftBranch) -> None:
-        """Adds a branch with its first drafted tokens, if it is not known."""
         self._branches[branch.start] = branch
 
     def take_unsent(self) -> tuple[Branch, ...]:
@@ -105,7 +104,6 @@ class Branches:
         return tuple(Branch(each.start, tuple(each.ids)) for each in unsent)
 
     def forget_sent(self) -> None:
-        """After the target dropped what was sent: all branches are to be sent again."""
         for branch in self._branches.values():
             branch.num_sent = 0
 

@@ -48,7 +48,6 @@ class Continuations:
         return ()
 
     def roll_back(self, num_output_ids: int) -> None:
-        """Keeps only the first ``num_output_ids`` tokens of the answer."""
         del self._ids[self._num_prompt + num_output_ids :]
 
     def _append_ids(self, token_ids: Sequence[int]) -> None:

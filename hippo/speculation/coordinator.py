@@ -104,7 +104,6 @@ class Coordinator:
         return has_begun and not is_at_end and num_ahead < self.pace.max_ahead
 
     def on_block(self, block: Block, now_ns: int) -> list[Action]:
-        """Handles a block from the draft."""
         self.stats.count_block(block, num_new=self._count_new(block))
         if self.is_finished or not self.has_draft or block.epoch < self.epoch:
             self.stats.count_stale_block(block, is_finished=self.is_finished)
@@ -131,7 +130,6 @@ class Coordinator:
         return num_new + self._run.add_branches(block)
 
     def on_verdict(self, verdict: Verdict, now_ns: int) -> list[Action]:
-        """Handles a verdict from the target."""
         num_rejections = max(verdict.epoch - self.epoch, 0)
         self.stats.count_verdict(
             verdict, num_rejections=num_rejections, is_drafting=self.pace.max_ahead > 0
@@ -177,7 +175,6 @@ class Coordinator:
         return [] if self.is_finished else self._update_pace()
 
     def _enter_epoch(self, epoch: int) -> None:
-        """Begins a new run if ``epoch`` is later than the present run's."""
         if epoch > self._run.epoch:
             self._run = _DraftedRun(epoch)
 
@@ -200,7 +197,6 @@ class Coordinator:
         return [is_right for _, is_right in outcomes]
 
     def _break_run(self, index: int) -> None:
-        """Ends the run, whose token at ``index`` is wrong."""
         self._broken_run = self._run.drafted
         self._is_broken_run_new = True
         branch, settled = self._run.branches.get(index, ()), tuple(self._committed[index:])
@@ -234,7 +230,6 @@ class Coordinator:
         return actions
 
     def _commit_to_draft(self, pace: Pace) -> list[Action]:
-        """Commits the ids that the draft does not know; nothing while the draft rests."""
         num_settled = len(self._committed)
         if not self.has_draft or pace.max_ahead == 0 or self._num_told == num_settled:
             return []
@@ -244,12 +239,10 @@ class Coordinator:
 
 
 def _for_target(pace: Pace) -> Pace:
-    """Returns the pace with the fields alone that a verifier uses."""
     return Pace(pace.optimistic, pace.conservative, max_reused=pace.max_reused)
 
 
 def _for_draft(pace: Pace) -> Pace:
-    """Returns the pace with the fields alone that a drafter uses."""
     first = StepLimits(min_draft_tokens=pace.conservative.min_draft_tokens)
     return replace(pace, optimistic=StepLimits(), conservative=first, max_reused=0)
 

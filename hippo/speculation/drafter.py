@@ -247,7 +247,6 @@ class Drafter:
         return self._branches.likeliest(self._proposals, end=self._max_tokens - 1)
 
     def _extend_branch(self, branch: DraftBranch, step: Step, notes: Sequence[Proposal]) -> int:
-        """Appends a step's tokens to the branch that it was about; none if its run has ended."""
         proposal, num_before = self._proposals.get(branch.start), branch.num_drafted
         path = self._ids[: branch.start] + branch.ids
         is_known = proposal is not None and proposal.second_id == branch.ids[0]
@@ -300,7 +299,6 @@ class Drafter:
         return [block]
 
     def _make_guess(self, path: Sequence[int], branch: DraftBranch | None) -> tuple[int, ...]:
-        """Returns what may follow a path, up to the end of what may be drafted."""
         num_left = self._num_committed + self._pace.max_ahead - len(path)
         if branch is not None:
             num_left = self._pace.max_branched - self._branches.num_drafted

@@ -31,7 +31,6 @@ class Sharpness:
         return max(range(len(SHARPNESSES)), key=self._right.__getitem__)
 
     def observe_choices(self, choices: Sequence[int], token_id: int) -> None:
-        """Takes the choices of all sharpnesses for a token, and the target's token."""
         for place, choice in enumerate(choices):
             self._right[place] = _MEMORY * self._right[place] + (choice == token_id)
 

@@ -161,6 +161,5 @@ class SpeculationStats:
 
     @property
     def acceptance_per_position(self) -> list[float]:
-        """Acceptance rate of the draft tokens at each position in a forward."""
         pairs = zip(self.accepted_per_position, self.verified_per_position, strict=True)
         return [accepted / verified for accepted, verified in pairs]

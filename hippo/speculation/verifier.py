@@ -228,11 +228,9 @@ class Verifier:
 
     @property
     def _end_index(self) -> int:
-        """The index after the last token that is settled or queued."""
         return self._run_start + len(self._run) if self._run else len(self._committed)
 
     def _enqueue_token(self, index: int, token_id: int) -> None:
-        """Queues one token of the run, unless the token cannot be used."""
         position = index - self._run_start if self._run else 0
         if position < len(self._run):
             if self._run[position] == token_id:
@@ -259,7 +257,6 @@ class Verifier:
         return True
 
     def _reject_run(self, index: int) -> None:
-        """Ends the run, whose token at ``index`` is wrong."""
         end, settled = len(self._committed), tuple(self._committed[index:])
         if self._run:
             self._broken_run = BrokenRun(self._run[end - self._run_start :], end)
