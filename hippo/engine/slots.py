@@ -152,12 +152,16 @@ class Reservation:
     async def wait_near(self) -> bool:
         """Waits until the prompt should be read, because a slot is granted or soon will be; returns
         False if the reservation was released instead."""
-        await _wait_in_queue(self.is_near)
-        return not self.is_released
+        return await self._wait(self.is_near)
 
     async def wait_granted(self) -> bool:
         """Waits for the grant; returns False if the reservation was released instead."""
-        await _wait_in_queue(self._is_ready)
+        return await self._wait(self._is_ready)
+
+    async def _wait(self, event: asyncio.Event) -> bool:
+        if not event.is_set():
+            with span("queue"):
+                await event.wait()
         return not self.is_released
 
     def take_slot(self, rows: CachedRows) -> tuple[int, CachedRows]:
@@ -172,9 +176,3 @@ class Reservation:
             self._pool.end_reservation(self, no_rows() if held is None else held)
             self.is_near.set()
             self._is_ready.set()
-
-
-async def _wait_in_queue(event: asyncio.Event) -> None:
-    if not event.is_set():
-        with span("queue"):
-            await event.wait()

@@ -154,10 +154,8 @@ class Coordinator:
         self.has_draft, self._is_drafting = True, False
         self._run = _DraftedRun(self._run.epoch)
         self._num_told = num_committed
-        pace = self._wanted_pace()
-        actions = self._commit_to_draft(pace)
-        self.pace = pace
-        return [*actions, ToTarget(pace), ToDraft(pace)]
+        self.pace = pace = self._wanted_pace()
+        return [*self._commit_to_draft(pace), ToTarget(pace), ToDraft(pace)]
 
     def on_draft_ready(self) -> list[Action]:
         """Handles the end of the draft's prefill; from now on the target may wait for the draft."""

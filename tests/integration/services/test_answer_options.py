@@ -8,7 +8,6 @@ import dataclasses
 import random
 
 import pytest
-import torch
 
 from hippo.types import OpenRequest, Pruning, PruningStrategy, SamplingParams
 from tests.support.models.toy_model import END_TOKEN_ID, ToyModel
@@ -79,20 +78,6 @@ async def test_the_draft_holds_end_tokens_back_as_the_target_does() -> None:
         relayed = await relay(draft_client, target_client, request, "vpsd")
     assert len(relayed.token_ids) == 31 and relayed.token_ids[-1] == END_TOKEN_ID
     assert relayed.blocks and not any(verdict.is_rejection for verdict in relayed.verdicts)
-
-
-async def test_sequences_with_and_without_log_probabilities_share_a_forward() -> None:
-    model = ToyModel()
-    requests = [toy_request(num_top_logprobs=wanted) for wanted in (None, 3)]
-    async with serving_target(model) as (_, client):
-        answers = await asyncio.gather(*(target_only(client, request) for request in requests))
-    plain, told = answers
-    assert plain.token_ids == told.token_ids
-    assert not any(verdict.logprobs for verdict in plain.verdicts)
-    for verdict in told.verdicts:
-        for token_id, one in zip(verdict.token_ids, verdict.logprobs, strict=True):
-            assert one.top[0] == (token_id, one.logprob)  # greedy
-            assert sum(torch.tensor([p for _, p in one.top]).exp()) <= 1.0 + 1e-5
 
 
 def choices_of(request: OpenRequest, count: int) -> list[OpenRequest]:

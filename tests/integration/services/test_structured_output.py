@@ -60,8 +60,14 @@ def _text(token_ids: list[int]) -> str:
     return "".join(TEXTS[token_id] for token_id in token_ids[:-1])
 
 
+@pytest.mark.parametrize("are_slow", [False, True])
 @pytest.mark.parametrize("policy", POLICIES)
-async def test_with_a_grammar_every_policy_gives_the_targets_own_answer(policy: str) -> None:
+async def test_with_a_grammar_every_policy_gives_the_targets_own_answer(
+    policy: str, are_slow: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also if all masks are slow."""
+    if are_slow:
+        monkeypatch.setattr(TokenMasks, "expected_ns", math.inf)
     chance = random.Random(policy)
     num_accepted = num_rejected = 0
     async with serving_pair(_lettered(), _lettered(noise=0.3)) as (target, draft):
@@ -93,14 +99,6 @@ async def test_with_a_grammar_every_policy_gives_the_targets_own_answer(policy: 
             num_rejected += sum(verdict.is_rejection for verdict in relayed.verdicts)
     # The adaptive policy may rest all the time: it goes by measured times.
     assert policy in ("off", "adaptive") or (num_accepted and num_rejected)
-
-
-@pytest.mark.parametrize("policy", POLICIES)
-async def test_with_masks_that_are_always_slow_too(
-    policy: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(TokenMasks, "expected_ns", math.inf)
-    await test_with_a_grammar_every_policy_gives_the_targets_own_answer(policy)
 
 
 def _hold_slow_masks(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
@@ -147,16 +145,6 @@ async def test_an_answer_that_ends_while_its_masks_are_made_leaves_nothing(
         may_go_on.set()
         assert (await target_only(client, toy_request(max_tokens=40))).token_ids
         assert json.loads(_text((await target_only(client, request)).token_ids))
-
-
-async def test_a_draft_of_the_same_model_is_right_by_the_grammar_too() -> None:
-    request = toy_request(
-        sampling=SamplingParams(temperature=1.0, seed=3, grammar=JSON), max_tokens=120
-    )
-    async with serving_pair(_lettered(), _lettered()) as (target, draft):
-        relayed = await relay(draft, target, request, "vpsd")
-    assert json.loads(_text(relayed.token_ids))
-    assert relayed.blocks and not any(verdict.is_rejection for verdict in relayed.verdicts)
 
 
 async def test_a_draft_that_joins_in_mid_answer_follows_the_grammar() -> None:

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from llguidance import grammar_from
 
-from hippo.engine.grammars import GrammarCompiler, grammar_compiler
+from hippo.engine.grammars import GrammarCompiler
 from hippo.errors import HippoError, InvalidRequestError
 from hippo.grammars.limits import new_matcher
 from hippo.sampling.masks import TokenMasks, mask_logits
@@ -254,7 +254,3 @@ def test_ids_that_break_the_grammar_are_an_error(compiler: GrammarCompiler) -> N
     masks.start(_ids("ab"), ())
     with pytest.raises(HippoError, match="does not follow"):
         masks.take()
-
-
-def test_a_tokenizer_that_cannot_be_read_means_no_grammars() -> None:
-    assert grammar_compiler(replace(INFO, tokenizer_json=b"{}")) is None

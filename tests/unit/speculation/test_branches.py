@@ -132,11 +132,17 @@ def test_branches_that_the_target_dropped_are_sent_again_with_the_run() -> None:
     assert block.branches == (Branch(1, (21, 31, 32)),)
 
 
-def test_branches_of_settled_tokens_leave_room_for_others() -> None:
+def a_spent_drafter() -> Drafter:
+    """A draft that has drafted all that it may in branches."""
     drafter = a_drafter()
     for token_id in (31, 32, 33, 34):
         say(drafter, Proposal(token_id))
-    assert drafter.next_step() is None  # all that may be drafted in branches
+    assert drafter.next_step() is None
+    return drafter
+
+
+def test_branches_of_settled_tokens_leave_room_for_others() -> None:
+    drafter = a_spent_drafter()
     drafter.add_commit(Commit(0, 0, (10, 11, 12)))
     for token_id in (13, 14, 15):
         say(drafter, Proposal(token_id, token_id + 10, 0.3))
@@ -145,10 +151,7 @@ def test_branches_of_settled_tokens_leave_room_for_others() -> None:
 
 
 def test_a_new_run_has_branches_of_its_own() -> None:
-    drafter = a_drafter()
-    for token_id in (31, 32, 33, 34):
-        say(drafter, Proposal(token_id))
-    assert drafter.next_step() is None  # all that may be drafted in branches
+    drafter = a_spent_drafter()
     drafter.add_commit(Commit(1, 0, (10, 50)))
     say(drafter, Proposal(60, 61, 0.4))
     say(drafter, Proposal(70, 71, 0.1))
