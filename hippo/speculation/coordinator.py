@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Collection, Sequence
+from collections.abc import Collection
 from dataclasses import dataclass, field, replace
 
 from hippo.speculation.policies import Policy
@@ -71,7 +71,8 @@ class Coordinator:
         self._end_token_ids = frozenset(end_token_ids)
         self.has_draft = has_draft
         self._is_drafting = False  # whether the draft's prefill is over
-        self._committed: list[int] = []
+        # Settled so far. A draft that joins is opened with these ids and ``epoch``.
+        self.committed_ids: list[int] = []
         self._num_told = 0  # settled ids that were sent to the draft
         self.epoch = 0
         self._run = _DraftedRun()
@@ -85,11 +86,6 @@ class Coordinator:
         self.stats = SpeculationStats()
 
     @property
-    def committed_ids(self) -> Sequence[int]:
-        """The settled ids so far. A draft that joins is opened with these ids and ``epoch``."""
-        return self._committed
-
-    @property
     def owes_block(self) -> bool:
         """Whether the draft should send another block, as far as the gateway knows.
 
@@ -98,7 +94,7 @@ class Coordinator:
         target's. (A block's ``is_exhausted`` does not suffice: it ends with the next commit, which
         may be on its way already.) Before the target's first token, nothing waits for the draft.
         """
-        run, has_begun = self._run, self._is_drafting and bool(self._committed)
+        run, has_begun = self._run, self._is_drafting and bool(self.committed_ids)
         is_at_end = run.is_complete or max(self._num_told, run.end) >= self._max_tokens - 1
         num_ahead = 0 if run.is_broken else max(0, run.end - self._num_told)
         return has_begun and not is_at_end and num_ahead < self.pace.max_ahead
@@ -134,7 +130,7 @@ class Coordinator:
         self.stats.count_verdict(
             verdict, num_rejections=num_rejections, is_drafting=self.pace.max_ahead > 0
         )
-        self._committed.extend(verdict.token_ids)
+        self.committed_ids.extend(verdict.token_ids)
         self._compare_broken_run()
         outcomes = self._compare_run()
         if num_rejections:  # an answer may end before the target rejects a wrong token
@@ -181,9 +177,9 @@ class Coordinator:
         it was right. At most the last was not, because those after a wrong token are left."""
         outcomes: list[tuple[int, bool]] = []
         for index in sorted(drafted):
-            if index >= len(self._committed) or (outcomes and not outcomes[-1][1]):
+            if index >= len(self.committed_ids) or (outcomes and not outcomes[-1][1]):
                 break
-            outcomes.append((index, drafted.pop(index) == self._committed[index]))
+            outcomes.append((index, drafted.pop(index) == self.committed_ids[index]))
         return outcomes
 
     def _compare_run(self) -> list[bool]:
@@ -197,7 +193,7 @@ class Coordinator:
     def _break_run(self, index: int) -> None:
         self._broken_run = self._run.drafted
         self._is_broken_run_new = True
-        branch, settled = self._run.branches.get(index, ()), tuple(self._committed[index:])
+        branch, settled = self._run.branches.get(index, ()), tuple(self.committed_ids[index:])
         is_taken = branch[: len(settled)] == settled
         self._num_repeated = len(branch) - len(settled) if is_taken else 0
         self._run = _DraftedRun(self._run.epoch, is_broken=True, is_branch_taken=is_taken)
@@ -228,10 +224,10 @@ class Coordinator:
         return actions
 
     def _commit_to_draft(self, pace: Pace) -> list[Action]:
-        num_settled = len(self._committed)
+        num_settled = len(self.committed_ids)
         if not self.has_draft or pace.max_ahead == 0 or self._num_told == num_settled:
             return []
-        commit = Commit(self.epoch, self._num_told, tuple(self._committed[self._num_told :]))
+        commit = Commit(self.epoch, self._num_told, tuple(self.committed_ids[self._num_told :]))
         self._num_told = num_settled
         return [ToDraft(commit)]
 
