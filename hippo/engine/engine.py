@@ -258,12 +258,8 @@ class Engine:
 
     def _step(self, steps: list[Work]) -> None:
         """Runs one forward; after a failure one per sequence, so that only the cause ends."""
-        plan = StepPlan(
-            tuple(
-                SequenceRows(sequence.slot, step.start_index, step.token_ids)
-                for sequence, step in steps
-            )
-        )
+        rows = (SequenceRows(one.slot, step.start_index, step.token_ids) for one, step in steps)
+        plan = StepPlan(tuple(rows))
         began_ns = perf_counter_ns()
         start_masks(steps)
         try:

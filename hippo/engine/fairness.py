@@ -62,7 +62,6 @@ class PrefillShare:
             self._spent_ns += duration_ns
 
     def count_forward(self, forward_ns: int, clients: Collection[str], num_tokens: int) -> None:
-        """Takes a forward's duration, its sequences' clients, and the tokens it yielded."""
         owed_ns = max(self._spent_ns - self.budget_ns, 0.0)
         self._spent_ns = owed_ns if self._delays_others else 0.0
         self._clients = clients

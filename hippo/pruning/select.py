@@ -30,7 +30,6 @@ class SelectionOptions:
     specvlm_mass: float = 0.4  # share of the attention that Stage I keeps; as in SpecVLM's code
 
     def __post_init__(self) -> None:
-        """Raises ValueError for a share outside 0 to 1."""
         for name in ("spread", "specvlm_mass"):
             if not 0.0 <= getattr(self, name) <= 1.0:
                 raise ValueError(f"{name} is {getattr(self, name)}; it must be 0 to 1")
@@ -64,7 +63,6 @@ def needs_features(strategy: PruningStrategy) -> bool:
 
 
 def default_score_layers(num_layers: int) -> int:
-    """Returns the default number of a target's layers that score visual tokens."""
     return max(1, num_layers // 2)
 
 
@@ -180,7 +178,6 @@ def _select_two_stages(attention: torch.Tensor, kept: int, share: float) -> torc
     num_steps = kept - is_kept.sum() - 1  # -1: Stage II adds no token
 
     def num_before(place: torch.Tensor) -> torch.Tensor:
-        """Returns how many of Stage II's tokens lie before ``place``, from 0."""
         return (place * num_steps + num_gaps - 1) // num_gaps.clamp(min=1)
 
     place = (~is_kept).cumsum(0) - 1  # place of each other token among the others

@@ -76,12 +76,12 @@ class TokenMasks:
 
     @property
     def are_started(self) -> bool:
-        """Whether masks were started and not taken."""
+
         return self._masks is not None
 
     @property
     def are_ready(self) -> bool:
-        """Whether ``take`` would not wait."""
+
         return self._masks is not None and self._masks.done()
 
     def start(

@@ -105,7 +105,9 @@ class AdaptivePolicy:
             return
         if self._is_drafting:
             lengths = self._best_lengths()
-            measured = self._measured_speedup
+            # The expected speedup counted as some forwards before the first, because a few in a
+            # row often settle few tokens.
+            measured = self._forward_tokens * self._times.one_row_ns / self._forward_ns
             if min(lengths.speedup, measured) < 1:
                 self._start_rest()
                 return
@@ -121,12 +123,6 @@ class AdaptivePolicy:
 
     def _best_lengths(self) -> Lengths:
         return best_lengths(self._times, self._acceptance.rate, self._max_draft_tokens)
-
-    @property
-    def _measured_speedup(self) -> float:
-        """Speedup of the last forwards over target-only decoding. The expected speedup counts as
-        some forwards before the first, because a few in a row often settle few tokens."""
-        return self._forward_tokens * self._times.one_row_ns / self._forward_ns
 
     def _start_drafting(self, lengths: Lengths) -> None:
         self._is_drafting = True

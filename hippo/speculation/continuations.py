@@ -77,17 +77,14 @@ class BrokenRun:
         index nor its last two tokens elsewhere."""
         place = len(output_ids) - self._start_index
         if place and self._ids[place - 1 : place] != [output_ids[-1]]:
-            place = self._end_of_match(output_ids[-_FOUND_AGAIN:])
+            last_ids = list(output_ids[-_FOUND_AGAIN:])
+            length = len(last_ids)
+            ends = range(len(self._ids) - 1, length - 1, -1)
+            place = next((end for end in ends if self._ids[end - length : end] == last_ids), 0)
             if not place:
                 return ()
             self._start_index = len(output_ids) - place
         return tuple(self._ids[place : place + most])
-
-    def _end_of_match(self, last_ids: Sequence[int]) -> int:
-        """Returns the end of the last occurrence of ``last_ids`` in the run; 0 without one."""
-        suffix, length = list(last_ids), len(last_ids)
-        places = range(len(self._ids) - 1, length - 1, -1)
-        return next((end for end in places if self._ids[end - length : end] == suffix), 0)
 
 
 class Guesses:

@@ -36,10 +36,8 @@ class Sharpness:
 
 
 class SharpnessByTemperature:
-    """One Sharpness for each tenth of a degree of temperature."""
-
     def __init__(self) -> None:
-        self._known: dict[int, Sharpness] = {}
+        self._known: dict[int, Sharpness] = {}  # for each tenth of a degree
 
     def at(self, temperature: float) -> Sharpness | None:
         """Returns the sharpness of a temperature; None at 0, where there is no noise."""
