@@ -1,14 +1,8 @@
 """The default policy: draft lengths from measured times and acceptance, or no drafting at all.
 
-While a sequence drafts, its draft lengths have the highest expected speed
-(:func:`hippo.speculation.estimates.best_lengths`). Drafting stops when its expected or measured
-speed is below target-only decoding's. The sequence then rests: it settles a number of tokens
-without the draft. A trial follows: the draft sends tokens, the target decodes alone, and the
-comparison of their tokens decides whether drafting begins again. It costs nothing to a target on a
-device of its own.
-
-Where draft and target share a GPU (``PairTimes.takes_turns``), working at once gains nothing: the
-target waits for all tokens of a block, and the draft for the verdict on them.
+docs/algorithms.md, "Which mode, and who decides", tells when a sequence drafts, rests and tries the
+draft again, and what changes where draft and target share a GPU (``PairTimes.takes_turns``). A
+trial costs nothing to a target on a device of its own.
 """
 
 from __future__ import annotations

@@ -1,11 +1,8 @@
 """What the draft would go on with if the target chose the draft's second choice of a token.
 
-A draft in doubt mostly hesitates between two tokens, and a target that rejects the first mostly
-takes the second. When the draft has drafted its run as far as it may, it therefore drafts what
-follows its second choices, and sends these *branches* ahead. If the settled token is the second
-choice, the target verifies the branch at once instead of waiting for the draft to begin again, and
-the draft goes on at the branch's end. The target verifies a branch as any draft tokens, so the
-output does not depend on branches. Drafting them takes no time from the run.
+When the draft has drafted its run as far as it may, it drafts what follows its second choices, and
+sends these *branches* ahead (docs/algorithms.md, "Branches"). Drafting them takes no time from the
+run.
 """
 
 from __future__ import annotations

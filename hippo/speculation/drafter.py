@@ -11,11 +11,9 @@ tokens that still fit again, without drafting them again.
 
 Guesses
 -------
-A few more rows cost little, so a step also feeds a guess of the next tokens. As in a verification
-by the target, each row's choice is the next token as long as the guess equals the choices. After a
-rollback, the guess is the part of the broken run after the wrong token, as long as that fits.
-Otherwise it is what followed an earlier occurrence of the last tokens
-(:mod:`hippo.speculation.continuations`). No guess reaches the target without this check.
+A step also feeds a guess of the next tokens (:mod:`hippo.speculation.continuations`). As in a
+verification by the target, each row's choice is the next token as long as the guess equals the
+choices. No guess reaches the target without this check.
 
 Branches
 --------

@@ -1,11 +1,7 @@
 """How much the noise counts in the draft's choice, learned from the target's tokens.
 
-At a temperature above 0 the draft chooses with the target's noise, so it proposes the target's
-token where the two models' distributions agree. Where they differ, a draft that gives the noise
-less weight can be right more often: a small model is less sure than the target, and an unlikely
-token that wins by its noise is rarely the target's. Which weight is best depends on the pair and
-the temperature. So the draft makes each choice at all sharpnesses, and proposes the choice of the
-sharpness that was right most often of late. The output does not depend on what the draft proposes.
+The draft makes each choice at all sharpnesses, and proposes that of the sharpness that was right
+most often of late; docs/algorithms.md, "Sharpness", says why.
 """
 
 from __future__ import annotations
