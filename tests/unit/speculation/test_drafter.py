@@ -178,11 +178,17 @@ def test_a_block_tells_which_tokens_stood_in_a_guess() -> None:
     assert take(drafter).guessed_places == ()
 
 
-def test_what_a_broken_run_said_next_is_tried_first() -> None:
+def make_broken() -> Drafter:
+    """A draft whose run from 10 to 15 was wrong at 11, which should have been 51."""
     drafter = make_guessing(max_guessed=1)
     draft(drafter, 11, 12, 13, 14, 15)
     take(drafter)
     drafter.add_commit(Commit(1, 0, (10, 51)))
+    return drafter
+
+
+def test_what_a_broken_run_said_next_is_tried_first() -> None:
+    drafter = make_broken()
     step = start(drafter)
     assert step == Step(1, (51, 12, 13, 14), num_guessed=3)
     assert drafter.finish_step(step, [12, 13, 88, 89]) == 3
@@ -190,17 +196,12 @@ def test_what_a_broken_run_said_next_is_tried_first() -> None:
 
 
 def test_a_broken_run_that_does_not_fit_is_not_tried_in_vain() -> None:
-    drafter = make_guessing(max_guessed=1)
-    draft(drafter, 11, 12, 13, 14, 15)
-    take(drafter)
-    drafter.add_commit(Commit(1, 0, (10, 51)))
+    drafter = make_broken()
     assert drafter.finish_step(start(drafter), [88, 89, 90, 91]) == 1
-    step = start(drafter)
-    assert step.token_ids == (88,)
-    assert drafter.finish_step(step, [12]) == 1
-    step = start(drafter)
-    assert step.token_ids == (12,)
-    assert drafter.finish_step(step, [13]) == 1
+    for last_id, next_id in ((88, 12), (12, 13)):
+        step = start(drafter)
+        assert step.token_ids == (last_id,)
+        assert drafter.finish_step(step, [next_id]) == 1
     assert start(drafter).token_ids == (13, 14, 15)
 
 
