@@ -113,10 +113,8 @@ def serial_pace(gamma: int) -> Pace:
 def vpsd_pace(gamma: int) -> Pace:
     """The schedule of PEARL (arXiv 2408.11850), which HIPPO (arXiv 2601.08273) uses.
 
-    In the time of a forward the draft drafts gamma tokens. The forward verifies the gamma - 1
-    tokens queued before (at least one), and its own token is compared with the next one. After a
-    rejection it runs at once without draft tokens, and its token is compared with the draft's
-    first.
+    A forward verifies the gamma - 1 tokens queued before (at least one), while the draft drafts
+    gamma; after a rejection it runs at once without draft tokens.
     """
     num = max(gamma - 1, 1)
     limits = StepLimits(num, num, _LONG_WAIT_NS)

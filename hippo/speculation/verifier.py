@@ -16,9 +16,7 @@ arrives before any block of the next run, and the two epochs agree whichever sid
 difference first. A verdict carries the verifier's epoch. A drafter with a lower epoch adopts it and
 sends the tokens that the verifier dropped again. This also holds for a draft that joins in
 mid-answer, because it begins with an epoch that the verifier has reached or passed.
-
-The output does not depend on epochs: a draft token counts only when it equals the target's token
-at its index. Epochs only save the work on tokens that cannot be right.
+The output does not depend on epochs (docs/protocol.md).
 """
 
 from __future__ import annotations
@@ -34,9 +32,8 @@ class Verifier:
     """Settles the tokens of one sequence; see :mod:`hippo.speculation.core`.
 
     A step feeds the last settled id, and the queued draft tokens as its guess. After a rejection
-    the guess can be what the broken run had after its wrong token: often one word was wrong, and
-    the target need not wait for the draft to propose the rest of the sentence again. If the draft
-    had sent a branch for the target's token (:mod:`hippo.speculation.branches`), that is the guess.
+    the guess can be a branch that the draft had sent for the target's token, or else what the
+    broken run had after its wrong token (docs/algorithms.md, "Reuse").
     """
 
     def __init__(self, *, max_tokens: int, end_token_ids: Collection[int], pace: Pace) -> None:
