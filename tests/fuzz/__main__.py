@@ -57,7 +57,7 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 def run(name: str, num_inputs: int, seed: int, advance: Callable[[], None]) -> Findings:
     """Tries ``num_inputs`` inputs of the kind ``name``; ``advance`` is called after each."""
-    findings = Findings(name, seed)
+    findings = Findings(seed)
     work: Coroutine[Any, Any, None]
     if name == "media":
         work = fuzz_media(num_inputs, findings, advance)

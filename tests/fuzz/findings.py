@@ -20,7 +20,6 @@ def num_children() -> int:
 class Findings:
     """Outcomes by kind, and each failure with what repeats it."""
 
-    name: str
     seed: int
     outcomes: Counter[str] = field(default_factory=Counter)  # one of each input
     failures: list[dict[str, Any]] = field(default_factory=list)

@@ -35,7 +35,7 @@ def test_failures_are_shown_and_end_a_run_with_1(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def broken(*_: object) -> Findings:
-        findings = Findings("media", 0)
+        findings = Findings(0)
         findings.fail(3, "it broke")
         return findings
 
