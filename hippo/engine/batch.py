@@ -58,7 +58,6 @@ class SlowMasks:
         return step
 
     def forget(self, sequence: EngineSequence) -> None:
-        """The sequence is closed."""
         self._steps.pop(sequence, None)
 
 
@@ -76,7 +75,13 @@ def sample_steps(steps: Sequence[Work], logits: torch.Tensor) -> list[tuple[list
     ``logits`` ``[rows, vocabulary]`` cover all rows of the forward, or only the used rows.
     """
     if logits.shape[0] != sum(step.num_guessed + 1 for _, step in steps):
-        logits = logits.index_select(0, to_device(_used_rows(steps), logits.device))
+        ends = itertools.accumulate(len(step.token_ids) for _, step in steps)
+        used = [
+            row
+            for end, (_, step) in zip(ends, steps, strict=True)
+            for row in range(end - step.num_guessed - 1, end)
+        ]
+        logits = logits.index_select(0, to_device(used, logits.device))
     requests = [
         SampleRequest(
             sequence.sampler, sequence.core.history(step), step.guess, sequence.num_top_logprobs
@@ -84,13 +89,3 @@ def sample_steps(steps: Sequence[Work], logits: torch.Tensor) -> list[tuple[list
         for sequence, step in steps
     ]
     return sample_step(requests, logits)
-
-
-def _used_rows(steps: Sequence[Work]) -> list[int]:
-    """Returns the indices of each step's last ``num_guessed + 1`` rows in the forward."""
-    ends = itertools.accumulate(len(step.token_ids) for _, step in steps)
-    return [
-        row
-        for end, (_, step) in zip(ends, steps, strict=True)
-        for row in range(end - step.num_guessed - 1, end)
-    ]

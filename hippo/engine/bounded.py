@@ -16,7 +16,6 @@ class BoundedCache(Generic[KeyT, ValueT]):
     may use the cache; any thread may read the counts."""
 
     def __init__(self, max_bytes: int, *, size: Callable[[ValueT], int]) -> None:
-        """``size`` returns the number of bytes of a value."""
         self.max_bytes = max_bytes
         self.num_bytes = 0
         self.num_hits = 0
@@ -46,8 +45,7 @@ class BoundedCache(Generic[KeyT, ValueT]):
         self.num_bytes += num_bytes
 
     def _drop(self, key: KeyT) -> None:
-        value = self._values.pop(key, None)
-        if value is not None:
+        if (value := self._values.pop(key, None)) is not None:
             self.num_bytes -= self._size(value)
 
 

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from functools import partial
 from time import perf_counter_ns
 from traceback import clear_frames
 from typing import Any, TypeVar
@@ -67,7 +68,9 @@ class Engine:
         )
         self._sequences: dict[EngineSequence, None] = {}  # an ordered set
         self.jobs = Jobs(
-            self.counters, mark_on(self.device), capacity=model.info.max_context_length
+            self.counters,
+            partial(mark_on, self.device),
+            capacity=model.info.max_context_length,
         )
         self._share = PrefillShare()
         self._slow_masks = SlowMasks(on_ready=self._thread.wake)
@@ -171,7 +174,6 @@ class Engine:
         self._send_messages(sequence)
 
     def _send_messages(self, sequence: EngineSequence) -> None:
-        """Sends the core's messages, and closes the sequence if the core is finished."""
         for message in sequence.core.take_messages():
             self.emit_message(sequence, message)
         if sequence.core.is_finished:
@@ -261,12 +263,8 @@ class Engine:
 
     def _step(self, steps: list[Work]) -> None:
         """Runs one forward; after a failure one per sequence, so that only the cause ends."""
-        plan = StepPlan(
-            tuple(
-                SequenceRows(sequence.slot, step.start_index, step.token_ids)
-                for sequence, step in steps
-            )
-        )
+        rows = (SequenceRows(one.slot, step.start_index, step.token_ids) for one, step in steps)
+        plan = StepPlan(tuple(rows))
         began_ns = perf_counter_ns()
         start_masks(steps)
         try:
@@ -299,7 +297,6 @@ class Engine:
         self._share.count_forward(forward_ns, clients, num_tokens)
 
     def _fail(self, sequence: EngineSequence, error: Exception) -> None:
-        """Ends one sequence with an error, which the client receives."""
         if not isinstance(error, HippoError):
             self.counters.num_failed += 1
             extra = {"request_id": sequence.request.request_id}  # not set on this thread

@@ -12,37 +12,20 @@ _MOST_TOKENS = 4.0  # tokens per forward and sequence above which the limit does
 _MOST_FORWARDS_OF_OTHERS = 2 / 3
 
 
-def prefill_budget_ns(
-    *,
-    num_waiting: int,
-    num_running: int,
-    forward_ns: int,
-    tokens_each: float = 1.0,
-    delays_others: bool = False,
-) -> float:
-    """Returns how long pieces of prefills may run between two forwards, in nanoseconds.
+class PrefillShare:
+    """Says when the next piece of a prefill may run; only the device thread uses it.
 
     Each waiting sequence gets ``_WEIGHT`` times the device time of a running one: it holds a slot
     without yielding tokens, and each token costs less if more sequences share a forward. A running
     sequence is delayed by at most ``_MOST_FORWARDS`` of its own forwards, times the tokens below.
-    ``num_running`` sequences, at least one, shared the last forward, which took ``forward_ns``.
 
-    With speculation a forward yields ``tokens_each`` tokens per sequence, and counts as that many
-    forwards, at most ``_MOST_TOKENS``. Without this factor, the few running sequences would finish
-    quickly while all others wait for their prefill.
+    With speculation a forward yields several tokens per sequence, and counts as that many forwards,
+    at most ``_MOST_TOKENS``. Without this factor, the few running sequences would finish quickly
+    while all others wait for their prefill.
 
-    If the prefill ``delays_others``, sequences of other clients than its own, its limit is
+    If the prefill delays sequences of other clients than its own, its limit is
     ``_MOST_FORWARDS_OF_OTHERS``, whatever a forward yields: a sequence that gets few tokens does
     not pay for others' many.
-    """
-    num_forwards = _WEIGHT * num_waiting / num_running
-    if delays_others:
-        return forward_ns * min(num_forwards, _MOST_FORWARDS_OF_OTHERS)
-    return forward_ns * min(num_forwards, _MOST_FORWARDS) * min(max(tokens_each, 1.0), _MOST_TOKENS)
-
-
-class PrefillShare:
-    """Says when the next piece of a prefill may run; only the device thread uses it.
 
     Pieces are of any length, so a piece in progress may exceed its budget, on a CPU often by far.
     If it delays other clients, the excess is taken from the budgets between the next forwards. (If
@@ -56,7 +39,7 @@ class PrefillShare:
         self.forward_ns = 0  # duration of the last forward
         self._tokens_each = 1.0
         self._delays_others = False
-        self._budget_ns = 0.0
+        self.budget_ns = 0.0  # of the pieces between two forwards
         self._spent_ns = 0.0  # since the last forward, and what is owed from before
         self._has_run = False  # a piece, in this turn without a forward
 
@@ -66,24 +49,20 @@ class PrefillShare:
         if not self._clients:
             return not self._has_run
         self._delays_others = any(other != client for other in self._clients)
-        self._budget_ns = prefill_budget_ns(
-            num_waiting=num_waiting,
-            num_running=len(self._clients),
-            forward_ns=self.forward_ns,
-            tokens_each=self._tokens_each,
-            delays_others=self._delays_others,
-        )
-        return self._spent_ns < self._budget_ns
+        most, tokens_each = _MOST_FORWARDS, min(max(self._tokens_each, 1.0), _MOST_TOKENS)
+        if self._delays_others:
+            most, tokens_each = _MOST_FORWARDS_OF_OTHERS, 1.0
+        num_forwards = min(_WEIGHT * num_waiting / len(self._clients), most) * tokens_each
+        self.budget_ns = self.forward_ns * num_forwards
+        return self._spent_ns < self.budget_ns
 
     def count_piece(self, duration_ns: int) -> None:
-        """Takes the duration of a piece."""
         self._has_run = True
         if self._clients:
             self._spent_ns += duration_ns
 
     def count_forward(self, forward_ns: int, clients: Collection[str], num_tokens: int) -> None:
-        """Takes a forward's duration, its sequences' clients, and the tokens it yielded."""
-        owed_ns = max(self._spent_ns - self._budget_ns, 0.0)
+        owed_ns = max(self._spent_ns - self.budget_ns, 0.0)
         self._spent_ns = owed_ns if self._delays_others else 0.0
         self._clients = clients
         self.forward_ns = forward_ns

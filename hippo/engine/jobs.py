@@ -16,27 +16,18 @@ import torch
 from hippo.engine.sequence import EngineSequence, Job
 from hippo.engine.stats import EngineCounters
 
-Mark = Callable[[], Callable[[], None]]
-"""Marks the work queued so far; returns a function that waits for the end of this work."""
-
-
 _OVER = object()
 
 
-def mark_on(device: torch.device) -> Mark:
-    """Returns the mark function of a device; on a CPU, where calls are synchronous, a no-op."""
-
-    def mark_on_gpu() -> Callable[[], None]:
-        event = torch.cuda.Event()  # type: ignore[no-untyped-call]
-        event.record(torch.cuda.current_stream(device))
-        wait: Callable[[], None] = event.synchronize
-        return wait
-
-    return mark_on_gpu if device.type == "cuda" else _nothing_to_mark
-
-
-def _nothing_to_mark() -> Callable[[], None]:
-    return _nothing_to_wait_for
+def mark_on(device: torch.device) -> Callable[[], None]:
+    """Marks the work queued on a device so far; returns a function that waits for its end. On a
+    CPU, where calls are synchronous, there is nothing to wait for."""
+    if device.type != "cuda":
+        return _nothing_to_wait_for
+    event = torch.cuda.Event()  # type: ignore[no-untyped-call]
+    event.record(torch.cuda.current_stream(device))
+    wait: Callable[[], None] = event.synchronize
+    return wait
 
 
 def _nothing_to_wait_for() -> None:
@@ -65,8 +56,13 @@ class Jobs:
     """
 
     def __init__(
-        self, counters: EngineCounters, mark: Mark = _nothing_to_mark, *, capacity: int = 0
+        self,
+        counters: EngineCounters,
+        mark: Callable[[], Callable[[], None]] = lambda: _nothing_to_wait_for,
+        *,
+        capacity: int = 0,
     ) -> None:
+        """``mark`` is ``mark_on`` for the device."""
         self._counters = counters
         self._mark = mark
         self._capacity = capacity
@@ -118,7 +114,11 @@ class Jobs:
         finally:
             self._running = None
             try:
-                self._wait_for_one_before(sequence)
+                # Mark the piece just queued, and wait for the piece before it.
+                before, self._wait_for_last = self._wait_for_last, _nothing_to_wait_for
+                self._wait_for_last = self._mark()
+                self._last = None if sequence.is_closed else sequence
+                before()
             finally:
                 duration_ns = perf_counter_ns() - sequence.piece_began_ns
                 sequence.job_ns += duration_ns
@@ -143,13 +143,6 @@ class Jobs:
         if self._last is not None:
             self._last.job_ns += ended_ns - began_ns
         return ended_ns
-
-    def _wait_for_one_before(self, sequence: EngineSequence) -> None:
-        """Marks the piece just queued, and waits for the piece before it."""
-        before, self._wait_for_last = self._wait_for_last, _nothing_to_wait_for
-        self._wait_for_last = self._mark()
-        self._last = None if sequence.is_closed else sequence
-        before()
 
     def drop_jobs(self, sequence: EngineSequence) -> None:
         """Ends the sequence's jobs; a job with a piece in progress ends after this piece."""

@@ -1,10 +1,7 @@
 """Caches decoded media by content: a second question about a clip does not decode its file again.
 
-    the content's name, its kind, the frame plan, the salt  ──►  frames, in the host's memory
-
-The name is the file's path, size and time of change, else the client's uuid, else a SHA-256.
-
-Concurrent requests with the same key share one decoding.
+The content's name is the file's path, size and time of change, else the client's uuid, else a
+SHA-256. Concurrent requests with the same key share one decoding.
 """
 
 from __future__ import annotations

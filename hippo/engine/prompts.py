@@ -77,7 +77,13 @@ class PromptReader:
             await self._text_limit.count_tokens(list(texts_of(request.messages)), self._threads)
         masks = None
         if request.sampling.grammar:
-            masks = await self._compile(request)
+            if self._compiler is None:
+                raise InvalidRequestError(
+                    f"{self._model.info.name} takes no grammar, because llguidance cannot read its "
+                    "tokenizer",
+                    param=GRAMMAR_PARAM,
+                )
+            masks = await self._compiler.compile_request(request)
         plan, left_bytes = _plan_of_each(request), self._max_decoded_bytes
 
         async def decode(index: int) -> DecodedMedia:
@@ -103,15 +109,6 @@ class PromptReader:
         )
         return ReadPrompt(prompt, rows, max_tokens, perf_counter_ns() - began_ns, masks)
 
-    async def _compile(self, request: OpenRequest) -> TokenMasks:
-        if self._compiler is None:
-            raise InvalidRequestError(
-                f"{self._model.info.name} takes no grammar, because llguidance cannot read its "
-                "tokenizer",
-                param=GRAMMAR_PARAM,
-            )
-        return await self._compiler.compile_request(request)
-
     async def _decode(self, request: OpenRequest, index: int, plan: FramePlan) -> DecodedMedia:
         item = request.media[index]
         try:
@@ -129,11 +126,9 @@ class PromptReader:
     def _prepare(
         self, request: OpenRequest, media: Sequence[DecodedMedia]
     ) -> tuple[Prompt, CachedRows]:
+        allows = request.allow_special_tokens
         prompt = self._model.prepare_prompt(
-            request.messages,
-            media,
-            request.frame_plan,
-            allow_special_tokens=request.allow_special_tokens,
+            request.messages, media, request.frame_plan, allow_special_tokens=allows
         )
         prompt = salted(prompt, request.cache_salt)
         return prompt, cached_rows(prompt, request.cache_salt)

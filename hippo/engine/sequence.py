@@ -18,8 +18,10 @@ from hippo.models.interface.base import PrefillHelp, Prompt, StepPlan, VideoLang
 from hippo.models.interface.content import CachedRows, no_rows
 from hippo.rpc.queue import StreamQueue
 from hippo.sampling.sampler import TokenSampler
-from hippo.speculation.core import Core, Step
+from hippo.speculation.core import Step
+from hippo.speculation.drafter import Drafter
 from hippo.speculation.sharpness import Sharpness
+from hippo.speculation.verifier import Verifier
 from hippo.types import ModelInfo, OpenRequest, PromptInfo, Timing
 
 Job = Generator[None, None, None]
@@ -99,7 +101,7 @@ class EngineSequence(ABC):
         self,
         request: OpenRequest,
         slots: SlotPool,
-        core: Core,
+        core: Drafter | Verifier,
         *,
         num_top_logprobs: int | None = None,
     ) -> None:
@@ -214,9 +216,7 @@ class EngineSequence(ABC):
     def held_at_end(self, fed_ids: Sequence[int]) -> CachedRows:
         """Returns the slot's rows at the end of the sequence; ``fed_ids`` are the leading
         completion ids whose keys and values are cached."""
-        if not fed_ids:
-            return self.held
-        return self.held.followed_by(fed_ids, self.prompt.next_position)
+        return self.held.followed_by(fed_ids, self.prompt.next_position) if fed_ids else self.held
 
     def take_wait_ns(self) -> int:
         """Returns the device's idle time since the last call, in ns."""

@@ -17,6 +17,7 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from collections.abc import Iterator
+from itertools import islice
 
 from hippo.base.tracing import span
 from hippo.errors import OverloadedError
@@ -68,13 +69,12 @@ class SlotPool:
             self._waiting.append(reservation)
             self._tell_near()
         else:
-            queue = ""
-            if self.max_waiting:
-                queue = (
-                    f", and {self.num_waiting} of {self.max_waiting} places in the queue (for at "
-                    f"most {self._max_waiting_bytes >> 20:,} MiB of media)"
-                )
-            raise OverloadedError(f"all {self.num_slots} slots are taken{queue}; try again later")
+            queue = (
+                f", and {self.num_waiting} of {self.max_waiting} places in the queue (for at most "
+                f"{self._max_waiting_bytes >> 20:,} MiB of media)"
+            )
+            full = f"all {self.num_slots} slots are taken{queue if self.max_waiting else ''}"
+            raise OverloadedError(f"{full}; try again later")
         return reservation
 
     def _has_place(self, num_bytes: int) -> bool:
@@ -126,7 +126,7 @@ class SlotPool:
         reservation.grant()
 
     def _tell_near(self) -> None:
-        for _, reservation in zip(range(self._num_near), self._in_line(), strict=False):
+        for reservation in islice(self._in_line(), self._num_near):
             reservation.is_near.set()
 
 
@@ -152,16 +152,19 @@ class Reservation:
     async def wait_near(self) -> bool:
         """Waits until the prompt should be read, because a slot is granted or soon will be; returns
         False if the reservation was released instead."""
-        await _wait_in_queue(self.is_near)
-        return not self.is_released
+        return await self._wait(self.is_near)
 
     async def wait_granted(self) -> bool:
         """Waits for the grant; returns False if the reservation was released instead."""
-        await _wait_in_queue(self._is_ready)
+        return await self._wait(self._is_ready)
+
+    async def _wait(self, event: asyncio.Event) -> bool:
+        if not event.is_set():
+            with span("queue"):
+                await event.wait()
         return not self.is_released
 
     def take_slot(self, rows: CachedRows) -> tuple[int, CachedRows]:
-        """Returns a slot for a sequence of ``rows``, and the rows that the slot holds."""
         self.index, held = self._pool.take_slot(rows)
         return self.index, held
 
@@ -173,9 +176,3 @@ class Reservation:
             self._pool.end_reservation(self, no_rows() if held is None else held)
             self.is_near.set()
             self._is_ready.set()
-
-
-async def _wait_in_queue(event: asyncio.Event) -> None:
-    if not event.is_set():
-        with span("queue"):
-            await event.wait()

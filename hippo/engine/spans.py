@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass
 from time import perf_counter_ns
 from typing import Any
@@ -29,9 +30,8 @@ class StreamRecord:
     def __init__(self, span: Span, request: OpenRequest) -> None:
         self._span = span
         self._is_recording = span.is_recording
-        self._counts = {"hippo.num_tokens": 0}
-        self._device_ns = 0
-        self._wait_ns = 0
+        self._counts = Counter({"hippo.num_tokens": 0})
+        self._device_ns = self._wait_ns = 0
         span.set(
             {
                 "hippo.request_id": request.request_id,
@@ -41,7 +41,6 @@ class StreamRecord:
         )
 
     def note_message(self, message: Any) -> None:
-        """Notes a message that is sent on the stream."""
         if not self._is_recording:
             return
         if isinstance(message, Verdict):
@@ -72,8 +71,7 @@ class StreamRecord:
             )
 
     def _count(self, name: str, num_tokens: int, device_ns: int, wait_ns: int) -> None:
-        self._counts[name] = self._counts.get(name, 0) + 1
-        self._counts["hippo.num_tokens"] += num_tokens
+        self._counts.update({name: 1, "hippo.num_tokens": num_tokens})
         self._device_ns += device_ns
         self._wait_ns += wait_ns
 
@@ -98,13 +96,10 @@ class StreamRecord:
             if began_ns:
                 self._span.add_child(name, began_ns, ended_ns or perf_counter_ns())
         if stages.prefill_ended_ns:
+            times = {
+                "hippo.device_ms": self._device_ns / 1e6,
+                "hippo.wait_ms": self._wait_ns / 1e6,
+            }
             self._span.add_child(
-                "decode",
-                stages.prefill_ended_ns,
-                ready_ns,
-                {
-                    **self._counts,
-                    "hippo.device_ms": self._device_ns / 1e6,
-                    "hippo.wait_ms": self._wait_ns / 1e6,
-                },
+                "decode", stages.prefill_ended_ns, ready_ns, {**self._counts, **times}
             )

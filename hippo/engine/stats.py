@@ -35,7 +35,6 @@ class EngineCounters:
     def count_prefill(
         self, num_rows: int, num_reused: int, help: PrefillHelp | None = None
     ) -> None:
-        """Counts a finished prefill of ``num_rows`` rows; ``num_reused`` of them were reused."""
         self.num_prefills += 1
         self.num_prefix_hits += num_reused > 0
         self.num_prompt_rows += num_rows

@@ -114,28 +114,27 @@ def _num_others(prompt: Prompt) -> int:
     return prompt.length - int(prompt.visual_indices.shape[0])
 
 
-def _fitting(model: VideoLanguageModel, prompt: Prompt) -> torch.Tensor | None:
-    """Returns the first visual tokens of the prompt, as many as a slot has room for beside a few
-    tokens of an answer; None: it has room for all."""
-    if prompt.length < model.info.slot_tokens:
-        return None
-    return torch.arange(most_kept(model.info.slot_tokens, _num_others(prompt), _MAX_ROWS))
-
-
-def _num_cached(prompt: Prompt, kept: torch.Tensor | None) -> int:
-    """Returns how many tokens of a prompt whose visual tokens ``kept`` remain go into a slot."""
-    return prompt.length if kept is None else _num_others(prompt) + int(kept.shape[0])
+def _prefill(
+    model: VideoLanguageModel, prompt: Prompt, slot: int, num_tapped: int
+) -> tuple[torch.Tensor, int]:
+    """Returns the logits, and how many tokens went into the slot: of the visual tokens the first,
+    as many as it has room for beside a few tokens of an answer."""
+    kept, num_tokens = None, prompt.length
+    if prompt.length >= model.info.slot_tokens:
+        num_kept = most_kept(model.info.slot_tokens, _num_others(prompt), _MAX_ROWS)
+        kept, num_tokens = torch.arange(num_kept), _num_others(prompt) + num_kept
+    tap = AttentionTap(num_tapped) if num_tapped else None
+    *_, logits = model.prefill(slot, prompt, model.embed_visual(prompt), kept, tap)
+    assert logits is not None, "a prefill ends with logits"
+    return logits, num_tokens
 
 
 def run_longest(model: VideoLanguageModel, prompt: Prompt, *, slot: int, num_tapped: int) -> None:
     """Runs the prefill of ``longest_prompt`` (device thread), so that a lack of memory shows at the
     start. Raises ModelLoadError if the device's memory does not suffice."""
     began_s = perf_counter()
-    tap = AttentionTap(num_tapped) if num_tapped else None
     try:
-        visual, kept = model.embed_visual(prompt), _fitting(model, prompt)
-        for _ in model.prefill(slot, prompt, visual, kept, tap):
-            pass
+        _, num_tokens = _prefill(model, prompt, slot, num_tapped)
     except torch.OutOfMemoryError as error:
         reason = str(error).partition(". ")[0]
         raise ModelLoadError(
@@ -143,11 +142,8 @@ def run_longest(model: VideoLanguageModel, prompt: Prompt, *, slot: int, num_tap
             f"and {model.info.num_slots} slots ({reason}): lower --max-context-length, --slots or "
             "--memory-gib"
         ) from error
-    _log.info(
-        "the longest prompt, of %d tokens, was read in %.1f s",
-        _num_cached(prompt, kept),
-        perf_counter() - began_s,
-    )
+    elapsed_s = perf_counter() - began_s
+    _log.info("the longest prompt, of %d tokens, was read in %.1f s", num_tokens, elapsed_s)
 
 
 def warm_up(
@@ -159,12 +155,9 @@ def warm_up(
     max_rows: int = _MAX_ROWS,
 ) -> None:
     """Runs a prefill of ``slot``, then forwards of up to ``max_rows`` rows (device thread)."""
-    tap = AttentionTap(num_tapped) if num_tapped else None
-    kept = _fitting(model, prompt)
-    *_, logits = model.prefill(slot, prompt, model.embed_visual(prompt), kept, tap)
-    assert logits is not None, "a prefill ends with logits"
+    logits, num_tokens = _prefill(model, prompt, slot, num_tapped)
     token_id = int(logits.argmax())
-    num_rows = min(max_rows, model.info.slot_tokens - _num_cached(prompt, kept))
+    num_rows = min(max_rows, model.info.slot_tokens - num_tokens)
     for rows in sorted({min(padded_rows(rows), num_rows) for rows in range(1, num_rows + 1)}):
         plan = StepPlan((SequenceRows(slot, 0, (token_id,) * rows),))
         token_id = int(model.forward(plan)[-1].argmax())

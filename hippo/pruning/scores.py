@@ -104,13 +104,10 @@ def distinctness(
 
     Spatial distinctness compares a token with its neighbours ``u`` in a window of 5 x 5 tokens:
     "contrast" is ``mean(1 - cos(v[f, r, c], u))``, and "variance" is ``Var(cos(v[f, r, c], u))``
-    (HIPPO's formula). Only the contrast is high on a small object itself; the variance is high
-    beside the object, where similar and dissimilar neighbours meet. The window excludes tokens
-    outside the frame and the token itself, whose cosine of 1 would weigh more where neighbours are
-    few. For the same reason the variance is the unbiased estimate. The variance is 0 with fewer
-    than two neighbours, and the contrast is 0 without neighbours.
-
-    Each frame is upcast and normalised once.
+    (HIPPO's formula). The window excludes tokens outside the frame and the token itself, whose
+    cosine of 1 would weigh more where neighbours are few. For the same reason the variance is the
+    unbiased estimate. The variance is 0 with fewer than two neighbours, and the contrast is 0
+    without neighbours.
     """
     changes, contrasts = [], []
     for video, (_, rows, columns) in _videos(features, grids):

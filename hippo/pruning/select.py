@@ -10,10 +10,6 @@ import torch
 from hippo.pruning.scores import VisualGrid, distinctness, normalise
 from hippo.types import Pruning, PruningStrategy, SpatialScore
 
-_NEED_ATTENTION = frozenset(
-    {PruningStrategy.HOLISTIC, PruningStrategy.ATTENTION, PruningStrategy.SPECVLM}
-)
-
 
 @dataclass(frozen=True, slots=True, eq=False)
 class VisualScores:
@@ -34,7 +30,6 @@ class SelectionOptions:
     specvlm_mass: float = 0.4  # share of the attention that Stage I keeps; as in SpecVLM's code
 
     def __post_init__(self) -> None:
-        """Raises ValueError for a share outside 0 to 1."""
         for name in ("spread", "specvlm_mass"):
             if not 0.0 <= getattr(self, name) <= 1.0:
                 raise ValueError(f"{name} is {getattr(self, name)}; it must be 0 to 1")
@@ -45,7 +40,11 @@ DEFAULT_OPTIONS = SelectionOptions()
 
 def needs_attention(strategy: PruningStrategy) -> bool:
     """Whether the strategy chooses by the target's attention."""
-    return strategy in _NEED_ATTENTION
+    return strategy in (
+        PruningStrategy.HOLISTIC,
+        PruningStrategy.ATTENTION,
+        PruningStrategy.SPECVLM,
+    )
 
 
 def needs_alignment(strategy: PruningStrategy) -> bool:
@@ -64,7 +63,6 @@ def needs_features(strategy: PruningStrategy) -> bool:
 
 
 def default_score_layers(num_layers: int) -> int:
-    """Returns the default number of a target's layers that score visual tokens."""
     return max(1, num_layers // 2)
 
 
@@ -120,16 +118,16 @@ def select_tokens(
     scores = scores or VisualScores()
     if needs_alignment(strategy):
         alignment = _given(scores.alignment, "alignment", strategy, num_visual_tokens)
-        return _first_sorted(_by_score(alignment), kept)
+        return _best(alignment, kept)
     attention = _given(scores.attention, "attention", strategy, num_visual_tokens)
     if strategy is PruningStrategy.SPECVLM:
         return _select_two_stages(attention, kept, options.specvlm_mass)
     if strategy is PruningStrategy.ATTENTION:
-        return _first_sorted(_by_score(attention), kept)
+        return _best(attention, kept)
     features = _given(scores.features, "features", strategy, num_visual_tokens)
     temporal, spatial = distinctness(features, visual_grids, spatial=options.spatial)
     score = holistic_scores(attention, temporal, spatial, visual_grids, options.weights)
-    best = _first_sorted(_by_score(score), kept - int(options.spread * kept + 0.5))
+    best = _best(score, kept - int(options.spread * kept + 0.5))
     is_kept = torch.zeros(num_visual_tokens, dtype=torch.bool, device=score.device)
     return _fill_evenly(is_kept.index_fill_(0, best, True), kept)
 
@@ -160,12 +158,8 @@ def _given(
     return values
 
 
-def _by_score(score: torch.Tensor) -> torch.Tensor:
-    return score.sort(descending=True, stable=True).indices
-
-
-def _first_sorted(order: torch.Tensor, kept: int) -> torch.Tensor:
-    return order[:kept].sort().values
+def _best(score: torch.Tensor, kept: int) -> torch.Tensor:
+    return score.sort(descending=True, stable=True).indices[:kept].sort().values
 
 
 def _select_two_stages(attention: torch.Tensor, kept: int, share: float) -> torch.Tensor:
@@ -174,7 +168,7 @@ def _select_two_stages(attention: torch.Tensor, kept: int, share: float) -> torc
     Of M other tokens, Stage II adds n: those at ``floor(i (M - 1) / (n - 1))``, i = 0 to n - 1, as
     torch.linspace of SpecVLM's code gives them (drop_visual_tokens_specvlm, utils/utils.py).
     """
-    order = _by_score(attention)
+    order = attention.sort(descending=True, stable=True).indices
     reached = attention[order].double().cumsum(0)
     before = torch.nn.functional.pad(reached[:-1], (1, 0))
     is_needed = before < share * reached[-1]  # the tokens before this token do not suffice
@@ -184,7 +178,6 @@ def _select_two_stages(attention: torch.Tensor, kept: int, share: float) -> torc
     num_steps = kept - is_kept.sum() - 1  # -1: Stage II adds no token
 
     def num_before(place: torch.Tensor) -> torch.Tensor:
-        """Returns how many of Stage II's tokens lie before ``place``, from 0."""
         return (place * num_steps + num_gaps - 1) // num_gaps.clamp(min=1)
 
     place = (~is_kept).cumsum(0) - 1  # place of each other token among the others

@@ -76,12 +76,12 @@ class TokenMasks:
 
     @property
     def are_started(self) -> bool:
-        """Whether masks were started and not taken."""
+
         return self._masks is not None
 
     @property
     def are_ready(self) -> bool:
-        """Whether ``take`` would not wait."""
+
         return self._masks is not None and self._masks.done()
 
     def start(
@@ -147,16 +147,11 @@ class TokenMasks:
         its failure, or an empty string."""
         if self._failure is not None:
             self._matcher, self._consumed = self._new_matcher(), []
-        num_common = len(self._consumed)
-        if self._consumed != output_ids[:num_common]:
-            pairs = enumerate(zip(self._consumed, output_ids, strict=False))
-            num_common = next(
-                (index for index, (one, other) in pairs if one != other),
-                min(num_common, len(output_ids)),
-            )
-            self._matcher.rollback(len(self._consumed) - num_common)
-            del self._consumed[num_common:]
-        failure = self._consume(output_ids[num_common:])
+        common = num_common(self._consumed, output_ids)
+        if common < len(self._consumed):
+            self._matcher.rollback(len(self._consumed) - common)
+            del self._consumed[common:]
+        failure = self._consume(output_ids[common:])
         if failure == _WRONG_ID:
             raise HippoError(failure)
         return failure
@@ -178,6 +173,14 @@ class TokenMasks:
             if longer.any():  # a complete grammar ends the completion all the same
                 words[:] = longer
         return error_of(self._matcher)
+
+
+def num_common(known: list[int], token_ids: Sequence[int]) -> int:
+    """Returns how many leading ids are the same."""
+    if known == list(token_ids[: len(known)]):
+        return len(known)
+    pairs = enumerate(zip(known, token_ids, strict=False))
+    return next((i for i, (one, other) in pairs if one != other), min(len(known), len(token_ids)))
 
 
 def mask_logits(logits: torch.Tensor, allowed: torch.Tensor) -> torch.Tensor:

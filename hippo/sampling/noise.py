@@ -62,7 +62,6 @@ def _mix32(x: torch.Tensor) -> torch.Tensor:
 
 
 def _mix64(x: int) -> int:
-    """Applies splitmix64's output function to one 64-bit word."""
     x &= _MASK64
     x = ((x ^ (x >> 30)) * 0xBF58476D1CE4E5B9) & _MASK64
     x = ((x ^ (x >> 27)) * 0x94D049BB133111EB) & _MASK64

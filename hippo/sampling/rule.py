@@ -23,20 +23,17 @@ def penalise(
     """Returns penalised and biased float32 logits ``[rows, num_ids]``; does not change ``logits``.
 
     ``prompt_mask`` (bool ``[num_ids]``) marks ids in the prompt, and ``counts`` (integers
-    ``[rows, num_ids]``) says how often each id occurs in a row's output so far. The repetition
-    penalty applies to ids in the prompt or the output: it divides positive logits and multiplies
-    negative logits. The presence and frequency penalties apply to ids in the output only. ``bias``
-    (float32 ``[num_ids]``) is added last.
+    ``[rows, num_ids]``) says how often each id occurs in a row's output so far; penalties need
+    them. The repetition penalty applies to ids in the prompt or the output: it divides positive
+    logits and multiplies negative logits. The presence and frequency penalties apply to ids in the
+    output only. ``bias`` (float32 ``[num_ids]``) is added last.
     """
-    if params.repetition_penalty != 1.0 and (prompt_mask is not None or counts is not None):
-        seen = prompt_mask
-        if counts is not None:
-            seen = counts > 0 if seen is None else (counts > 0) | seen
-        assert seen is not None
-        factor = params.repetition_penalty
-        repeated = torch.where(logits > 0, logits / factor, logits * factor)
-        logits = torch.where(seen, repeated, logits)
     if counts is not None:
+        if params.repetition_penalty != 1.0:
+            assert prompt_mask is not None
+            factor = params.repetition_penalty
+            repeated = torch.where(logits > 0, logits / factor, logits * factor)
+            logits = torch.where((counts > 0) | prompt_mask, repeated, logits)
         if params.frequency_penalty != 0.0:
             logits = logits - params.frequency_penalty * counts
         if params.presence_penalty != 0.0:
@@ -75,21 +72,14 @@ def keep_mask(scaled: torch.Tensor, params: SamplingParams) -> torch.Tensor | No
 
 
 def choose_tokens(
-    logits: torch.Tensor,
-    params: SamplingParams,
-    *,
-    noise: torch.Tensor | None = None,
-    prompt_mask: torch.Tensor | None = None,
-    counts: torch.Tensor | None = None,
-    bias: torch.Tensor | None = None,
+    logits: torch.Tensor, params: SamplingParams, *, noise: torch.Tensor | None = None
 ) -> torch.Tensor:
     """Chooses a token id per row: int64 ``[rows]`` on the device of ``logits``; -1: unusable row.
 
-    ``logits`` are float32 ``[rows, num_ids]``; minus infinity excludes an id. A row with NaN, with
+    ``logits`` are what ``penalise`` returned; minus infinity excludes an id. A row with NaN, with
     plus infinity or without any finite logit is unusable. ``noise`` (float64 ``[rows, num_ids]``)
-    is needed at a temperature above 0. See ``penalise`` for the other arguments.
+    is needed at a temperature above 0.
     """
-    logits = penalise(logits, params, prompt_mask=prompt_mask, counts=counts, bias=bias)
     largest, chosen = logits.max(dim=-1)  # the first of equal logits; NaN counts as the largest
     if params.temperature > 0.0:
         assert noise is not None, "a temperature above 0 needs noise"
@@ -103,9 +93,6 @@ def propose_tokens(
     *,
     sharpness_place: int = 0,
     noise: torch.Tensor | None = None,
-    prompt_mask: torch.Tensor | None = None,
-    counts: torch.Tensor | None = None,
-    bias: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Returns a draft's choices for each row: int64 ``[rows, numbers]`` on the device.
 
@@ -114,7 +101,6 @@ def propose_tokens(
     :mod:`hippo.speculation.sharpness`). The scores are those at the sharpness of that place; the
     first is not finite if the row is unusable. For the arguments see ``choose_tokens``.
     """
-    logits = penalise(logits, params, prompt_mask=prompt_mask, counts=counts, bias=bias)
     if params.temperature <= 0.0:
         return _best_two(logits)
     assert noise is not None, "a temperature above 0 needs noise"

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import functools
 import itertools
 import math
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,9 +13,9 @@ import torch
 from hippo.errors import HippoError
 from hippo.models.interface.transfer import to_device
 from hippo.sampling.logprobs import floats, pack_logprobs, unpack_logprobs
-from hippo.sampling.masks import TokenMasks, mask_logits
+from hippo.sampling.masks import TokenMasks, mask_logits, num_common
 from hippo.sampling.noise import noise_key, noise_rows
-from hippo.sampling.rule import choose_tokens, propose_tokens
+from hippo.sampling.rule import choose_tokens, penalise, propose_tokens
 from hippo.speculation.branches import Proposal
 from hippo.speculation.sharpness import SHARPNESSES, Sharpness
 from hippo.types import SamplingParams
@@ -67,11 +66,8 @@ class TokenSampler:
                 bias[token_id] += value
             self._bias = to_device(bias, self._device)
         self._counts: torch.Tensor | None = None
-        if (
-            params.repetition_penalty != 1.0
-            or params.presence_penalty != 0.0
-            or params.frequency_penalty != 0.0
-        ):
+        penalties = params.repetition_penalty, params.presence_penalty, params.frequency_penalty
+        if penalties != (1.0, 0.0, 0.0):
             self._counts = torch.zeros(num_token_ids, dtype=torch.int32, device=self._device)
         self._counted: list[int] = []  # the output ids counted in _counts
         self._end_ids: torch.Tensor | None = None  # int64, excluded by min_tokens
@@ -106,26 +102,20 @@ class TokenSampler:
         first_index = len(output_ids)
         assert width == self._num_ids, f"logits of {width} ids, expected {self._num_ids}"
         assert num_rows == len(draft_ids) + 1, "every row after the first follows a draft id"
-        counts = None
-        if self._counts is not None:
-            self._count_outputs(output_ids)
-            counts = self._row_counts(draft_ids)
+        logits = penalise(
+            self._without_excluded(logits, first_index),
+            self.params,
+            prompt_mask=self._prompt_mask,
+            counts=None if self._counts is None else self._row_counts(output_ids, draft_ids),
+            bias=self._bias,
+        )
         noise = None
         if self.params.temperature > 0.0:
             noise = self._noise_for(first_index, num_rows)
-        choose: Callable[..., torch.Tensor] = choose_tokens
-        if self.proposes:
-            place = 0 if self.sharpness is None else self.sharpness.place
-            choose = functools.partial(propose_tokens, sharpness_place=place)
-        chosen = choose(
-            self._without_excluded(logits, first_index),
-            self.params,
-            noise=noise,
-            prompt_mask=self._prompt_mask,
-            counts=counts,
-            bias=self._bias,
-        )
-        return chosen.flatten()
+        if not self.proposes:
+            return choose_tokens(logits, self.params, noise=noise)
+        place = 0 if self.sharpness is None else self.sharpness.place
+        return propose_tokens(logits, self.params, sharpness_place=place, noise=noise).flatten()
 
     def _without_excluded(self, logits: torch.Tensor, first_index: int) -> torch.Tensor:
         """Returns the logits without the tokens that the grammar excludes, and without end tokens
@@ -138,42 +128,25 @@ class TokenSampler:
         early = logits[:num_early].index_fill(1, self._end_ids, -math.inf)
         return torch.cat((early, logits[num_early:]))
 
-    def _count_outputs(self, output_ids: Sequence[int]) -> None:
-        """Updates ``_counts`` from the counted ids to ``output_ids``, by their difference."""
+    def _row_counts(self, output_ids: Sequence[int], draft_ids: Sequence[int]) -> torch.Tensor:
+        """Updates ``_counts`` to ``output_ids`` by their difference to the counted ids; returns the
+        counts of each row: int32 ``[len(draft_ids) + 1, num_ids]``."""
         assert self._counts is not None
-        known = self._counted
-        num_common = len(known)
-        if list(output_ids[:num_common]) != known:
-            pairs = zip(known, output_ids, strict=False)
-            num_common = next(
-                (place for place, (old, new) in enumerate(pairs) if old != new),
-                min(len(known), len(output_ids)),
-            )
-        added = list(output_ids[num_common:])
-        for ids, sign in ((known[num_common:], -1), (added, 1)):
-            if ids:
-                self._counts.index_add_(
-                    0,
-                    to_device(ids, self._device),
-                    torch.full((len(ids),), sign, dtype=torch.int32, device=self._device),
-                )
-        known[num_common:] = added
+        common = num_common(self._counted, output_ids)
+        added = list(output_ids[common:])
+        self._add_counts(self._counts, self._counted[common:], -1)
+        self._add_counts(self._counts, added, 1)
+        self._counted[common:] = added
+        rows = range(1, len(draft_ids) + 1)
+        places = [row * self._num_ids + each for row in rows for each in draft_ids[:row]]
+        counts = self._counts.repeat(len(rows) + 1)
+        self._add_counts(counts, places, 1)
+        return counts.view(-1, self._num_ids)
 
-    def _row_counts(self, draft_ids: Sequence[int]) -> torch.Tensor:
-        """Returns the counts of each row: int32 ``[len(draft_ids) + 1, num_ids]``."""
-        assert self._counts is not None
-        if not draft_ids:
-            return self._counts[None]
-        num_rows = len(draft_ids) + 1
-        places = [
-            row * self._num_ids + token_id
-            for row in range(1, num_rows)
-            for token_id in draft_ids[:row]
-        ]
-        counts = self._counts.repeat(num_rows)
-        ones = torch.ones(len(places), dtype=torch.int32, device=self._device)
-        counts.index_add_(0, to_device(places, self._device), ones)
-        return counts.view(num_rows, self._num_ids)
+    def _add_counts(self, counts: torch.Tensor, places: list[int], number: int) -> None:
+        if places:
+            each = torch.full((len(places),), number, dtype=torch.int32, device=self._device)
+            counts.index_add_(0, to_device(places, self._device), each)
 
     def _noise_for(self, first_index: int, num_rows: int) -> torch.Tensor:
         """Returns the noise of ``num_rows`` indices from the cache, or computes some rows ahead."""

@@ -1,14 +1,8 @@
 """The default policy: draft lengths from measured times and acceptance, or no drafting at all.
 
-While a sequence drafts, its draft lengths have the highest expected speed
-(:func:`hippo.speculation.estimates.best_lengths`). Drafting stops when its expected or measured
-speed is below target-only decoding's. The sequence then rests: it settles a number of tokens
-without the draft. A trial follows: the draft sends tokens, the target decodes alone, and the
-comparison of their tokens decides whether drafting begins again. It costs nothing to a target on a
-device of its own.
-
-Where draft and target share a GPU (``PairTimes.takes_turns``), working at once gains nothing: the
-target waits for all tokens of a block, and the draft for the verdict on them.
+docs/algorithms.md, "Which mode, and who decides", tells when a sequence drafts, rests and tries the
+draft again, and what changes where draft and target share a GPU (``PairTimes.takes_turns``). A
+trial costs nothing to a target on a device of its own.
 """
 
 from __future__ import annotations
@@ -101,12 +95,13 @@ class AdaptivePolicy:
         self._num_compared += len(outcomes)
 
     def _review_mode(self, outcomes: Sequence[bool]) -> None:
-        """Starts drafting or a rest if the estimates call for it, and updates the pace."""
         if not self._times.is_known or self._num_paused > 0:
             return
         if self._is_drafting:
             lengths = self._best_lengths()
-            measured = self._measured_speedup
+            # The expected speedup counted as some forwards before the first, because a few in a
+            # row often settle few tokens.
+            measured = self._forward_tokens * self._times.one_row_ns / self._forward_ns
             if min(lengths.speedup, measured) < 1:
                 self._start_rest()
                 return
@@ -122,12 +117,6 @@ class AdaptivePolicy:
 
     def _best_lengths(self) -> Lengths:
         return best_lengths(self._times, self._acceptance.rate, self._max_draft_tokens)
-
-    @property
-    def _measured_speedup(self) -> float:
-        """Speedup of the last forwards over target-only decoding. The expected speedup counts as
-        some forwards before the first, because a few in a row often settle few tokens."""
-        return self._forward_tokens * self._times.one_row_ns / self._forward_ns
 
     def _start_drafting(self, lengths: Lengths) -> None:
         self._is_drafting = True

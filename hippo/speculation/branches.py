@@ -1,15 +1,13 @@
 """What the draft would go on with if the target chose the draft's second choice of a token.
 
-A draft in doubt mostly hesitates between two tokens, and a target that rejects the first mostly
-takes the second. When the draft has drafted its run as far as it may, it therefore drafts what
-follows its second choices, and sends these *branches* ahead. If the settled token is the second
-choice, the target verifies the branch at once instead of waiting for the draft to begin again, and
-the draft goes on at the branch's end. The target verifies a branch as any draft tokens, so the
-output does not depend on branches. Drafting them takes no time from the run.
+When the draft has drafted its run as far as it may, it drafts what follows its second choices, and
+sends these *branches* ahead (docs/algorithms.md, "Branches"). Drafting them takes no time from the
+run.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 
@@ -51,10 +49,7 @@ class DraftBranch:
     @property
     def chance(self) -> float:
         """Probability that all drafted tokens are right if the second choice is."""
-        chance = 1.0
-        for proposal in self.proposals:
-            chance *= 1 - proposal.second_share
-        return chance
+        return math.prod(1 - proposal.second_share for proposal in self.proposals)
 
     def append(self, proposal: Proposal) -> None:
         self.ids.append(proposal.token_id)
@@ -70,7 +65,7 @@ class Branches:
 
     @property
     def num_drafted(self) -> int:
-        return sum(branch.num_drafted for branch in self._branches.values())
+        return sum(each.num_drafted for each in self._branches.values())
 
     @property
     def num_unsent(self) -> int:
@@ -89,16 +84,13 @@ class Branches:
             if chance > best:
                 branch = self._branches.get(index) or DraftBranch(index, [proposal.second_id])
                 chance *= branch.chance
-                is_complete = (
-                    branch.ids[-1] in self._end_token_ids or index + len(branch.ids) >= end
-                )
-                if chance > best and not is_complete:
+                has_room = index + len(branch.ids) < end
+                if chance > best and has_room and branch.ids[-1] not in self._end_token_ids:
                     best, found = chance, branch
             reach *= 1 - proposal.second_share
         return found
 
     def keep(self, branch: DraftBranch) -> None:
-        """Adds a branch with its first drafted tokens, if it is not known."""
         self._branches[branch.start] = branch
 
     def take_unsent(self) -> tuple[Branch, ...]:
@@ -109,14 +101,13 @@ class Branches:
         return tuple(Branch(each.start, tuple(each.ids)) for each in unsent)
 
     def forget_sent(self) -> None:
-        """After the target dropped what was sent: all branches are to be sent again."""
         for branch in self._branches.values():
             branch.num_sent = 0
 
     def settle(self, num_settled: int) -> None:
         """Drops the branches of indices below ``num_settled``."""
-        for start in [start for start in self._branches if start < num_settled]:
-            del self._branches[start]
+        kept = {start: each for start, each in self._branches.items() if start >= num_settled}
+        self._branches = kept
 
     def take(self, start: int) -> DraftBranch | None:
         """Returns the branch of an index and drops all branches, whose run has ended."""

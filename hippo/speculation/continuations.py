@@ -48,7 +48,6 @@ class Continuations:
         return ()
 
     def roll_back(self, num_output_ids: int) -> None:
-        """Keeps only the first ``num_output_ids`` tokens of the answer."""
         del self._ids[self._num_prompt + num_output_ids :]
 
     def _append_ids(self, token_ids: Sequence[int]) -> None:
@@ -78,17 +77,14 @@ class BrokenRun:
         index nor its last two tokens elsewhere."""
         place = len(output_ids) - self._start_index
         if place and self._ids[place - 1 : place] != [output_ids[-1]]:
-            place = self._end_of_match(output_ids[-_FOUND_AGAIN:])
+            last_ids = list(output_ids[-_FOUND_AGAIN:])
+            length = len(last_ids)
+            ends = range(len(self._ids) - 1, length - 1, -1)
+            place = next((end for end in ends if self._ids[end - length : end] == last_ids), 0)
             if not place:
                 return ()
             self._start_index = len(output_ids) - place
         return tuple(self._ids[place : place + most])
-
-    def _end_of_match(self, last_ids: Sequence[int]) -> int:
-        """Returns the end of the last occurrence of ``last_ids`` in the run; 0 without one."""
-        suffix, length = list(last_ids), len(last_ids)
-        places = range(len(self._ids) - 1, length - 1, -1)
-        return next((end for end in places if self._ids[end - length : end] == suffix), 0)
 
 
 class Guesses:
@@ -116,16 +112,10 @@ class Guesses:
 
     def after(self, output_ids: Sequence[int], most: int) -> tuple[int, ...]:
         """Returns at most ``most`` tokens that may follow ``output_ids``; often none."""
-        guess = self._of_run(self._broken_run, output_ids, most)
+        guess = self.of_run(self._broken_run, output_ids, most)
         return guess or self._continuations.guess_after(output_ids, min(most, self._most))
 
-    def after_branch(
-        self, path: Sequence[int], most: int, *, run: Sequence[int], start: int
-    ) -> tuple[int, ...]:
-        """Returns at most ``most`` tokens that may follow the ``path`` of a branch of a run, which
-        has the tokens ``run`` from the index ``start`` on; often none."""
-        return self._of_run(BrokenRun(run, start), path, most)
-
-    def _of_run(self, run: BrokenRun, output_ids: Sequence[int], most: int) -> tuple[int, ...]:
+    def of_run(self, run: BrokenRun, output_ids: Sequence[int], most: int) -> tuple[int, ...]:
+        """Returns at most ``most`` tokens of a run that may follow ``output_ids``; often none."""
         most = min(most, _BROKEN_RUN * self._most)
         return run.guess_after(output_ids, most) if most >= 1 else ()

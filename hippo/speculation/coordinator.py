@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Collection, Sequence
+from collections.abc import Collection
 from dataclasses import dataclass, field, replace
 
 from hippo.speculation.policies import Policy
@@ -71,7 +71,8 @@ class Coordinator:
         self._end_token_ids = frozenset(end_token_ids)
         self.has_draft = has_draft
         self._is_drafting = False  # whether the draft's prefill is over
-        self._committed: list[int] = []
+        # Settled so far. A draft that joins is opened with these ids and ``epoch``.
+        self.committed_ids: list[int] = []
         self._num_told = 0  # settled ids that were sent to the draft
         self.epoch = 0
         self._run = _DraftedRun()
@@ -85,11 +86,6 @@ class Coordinator:
         self.stats = SpeculationStats()
 
     @property
-    def committed_ids(self) -> Sequence[int]:
-        """The settled ids so far. A draft that joins is opened with these ids and ``epoch``."""
-        return self._committed
-
-    @property
     def owes_block(self) -> bool:
         """Whether the draft should send another block, as far as the gateway knows.
 
@@ -98,18 +94,12 @@ class Coordinator:
         target's. (A block's ``is_exhausted`` does not suffice: it ends with the next commit, which
         may be on its way already.) Before the target's first token, nothing waits for the draft.
         """
-        has_begun = self._is_drafting and bool(self._committed)
-        is_last_due = max(self._num_told, self._run.end) >= self._max_tokens - 1
-        is_at_end = is_last_due or self._run.is_complete
-        return has_begun and not is_at_end and self._num_ahead < self.pace.max_ahead
-
-    @property
-    def _num_ahead(self) -> int:
-        """Number of tokens of an unbroken run after the settled ids that the draft knows."""
-        return 0 if self._run.is_broken else max(0, self._run.end - self._num_told)
+        run, has_begun = self._run, self._is_drafting and bool(self.committed_ids)
+        is_at_end = run.is_complete or max(self._num_told, run.end) >= self._max_tokens - 1
+        num_ahead = 0 if run.is_broken else max(0, run.end - self._num_told)
+        return has_begun and not is_at_end and num_ahead < self.pace.max_ahead
 
     def on_block(self, block: Block, now_ns: int) -> list[Action]:
-        """Handles a block from the draft."""
         self.stats.count_block(block, num_new=self._count_new(block))
         if self.is_finished or not self.has_draft or block.epoch < self.epoch:
             self.stats.count_stale_block(block, is_finished=self.is_finished)
@@ -124,7 +114,7 @@ class Coordinator:
             for index, token_id in enumerate(block.token_ids, block.start_index):
                 if index >= self._compared_end:
                     run.drafted[index] = token_id
-            self._policy.observe_block(block, self._take_outcomes(), now_ns)
+            self._policy.observe_block(block, self._compare_run(), now_ns)
         return [ToTarget(block), *self._commit_to_draft(self._wanted_pace()), *self._update_pace()]
 
     def _count_new(self, block: Block) -> int:
@@ -136,14 +126,13 @@ class Coordinator:
         return num_new + self._run.add_branches(block)
 
     def on_verdict(self, verdict: Verdict, now_ns: int) -> list[Action]:
-        """Handles a verdict from the target."""
         num_rejections = max(verdict.epoch - self.epoch, 0)
         self.stats.count_verdict(
             verdict, num_rejections=num_rejections, is_drafting=self.pace.max_ahead > 0
         )
-        self._committed.extend(verdict.token_ids)
+        self.committed_ids.extend(verdict.token_ids)
         self._compare_broken_run()
-        outcomes = self._take_outcomes()
+        outcomes = self._compare_run()
         if num_rejections:  # an answer may end before the target rejects a wrong token
             self.stats.num_branches_taken += self._run.is_branch_taken
         self.epoch += num_rejections
@@ -161,10 +150,8 @@ class Coordinator:
         self.has_draft, self._is_drafting = True, False
         self._run = _DraftedRun(self._run.epoch)
         self._num_told = num_committed
-        pace = self._wanted_pace()
-        actions = self._commit_to_draft(pace)
-        self.pace = pace
-        return [*actions, ToTarget(pace), ToDraft(pace)]
+        self.pace = pace = self._wanted_pace()
+        return [*self._commit_to_draft(pace), ToTarget(pace), ToDraft(pace)]
 
     def on_draft_ready(self) -> list[Action]:
         """Handles the end of the draft's prefill; from now on the target may wait for the draft."""
@@ -182,32 +169,31 @@ class Coordinator:
         return [] if self.is_finished else self._update_pace()
 
     def _enter_epoch(self, epoch: int) -> None:
-        """Begins a new run if ``epoch`` is later than the present run's."""
         if epoch > self._run.epoch:
             self._run = _DraftedRun(epoch)
 
-    def _take_outcomes(self) -> list[bool]:
-        """Compares drafted with settled tokens, each index once; returns whether each was right.
-
-        At most the last outcome is False, because tokens after a wrong token are not compared.
-        """
-        outcomes: list[bool] = []
-        drafted = self._run.drafted
+    def _take_outcomes(self, drafted: dict[int, int]) -> list[tuple[int, bool]]:
+        """Compares drafted with settled tokens, each once; returns the index of each, and whether
+        it was right. At most the last was not, because those after a wrong token are left."""
+        outcomes: list[tuple[int, bool]] = []
         for index in sorted(drafted):
-            if index >= len(self._committed):
+            if index >= len(self.committed_ids) or (outcomes and not outcomes[-1][1]):
                 break
-            outcomes.append(drafted.pop(index) == self._committed[index])
-            self._compared_end = index + 1
-            if not outcomes[-1]:
-                self._break_run(index)
-                break
+            outcomes.append((index, drafted.pop(index) == self.committed_ids[index]))
         return outcomes
 
+    def _compare_run(self) -> list[bool]:
+        outcomes = self._take_outcomes(self._run.drafted)
+        for index, is_right in outcomes[-1:]:
+            self._compared_end = index + 1
+            if not is_right:
+                self._break_run(index)
+        return [is_right for _, is_right in outcomes]
+
     def _break_run(self, index: int) -> None:
-        """Ends the run, whose token at ``index`` is wrong."""
-        self._broken_run = dict(sorted(self._run.drafted.items()))
+        self._broken_run = self._run.drafted
         self._is_broken_run_new = True
-        branch, settled = self._run.branches.get(index, ()), tuple(self._committed[index:])
+        branch, settled = self._run.branches.get(index, ()), tuple(self.committed_ids[index:])
         is_taken = branch[: len(settled)] == settled
         self._num_repeated = len(branch) - len(settled) if is_taken else 0
         self._run = _DraftedRun(self._run.epoch, is_broken=True, is_branch_taken=is_taken)
@@ -215,16 +201,10 @@ class Coordinator:
     def _compare_broken_run(self) -> None:
         """Compares what the last broken run had after its wrong token with the settled tokens, up
         to its next wrong token, and tells the policy."""
-        outcomes = []
-        for index, token_id in list(self._broken_run.items()):
-            if index >= len(self._committed):
-                break
-            del self._broken_run[index]
-            outcomes.append(token_id == self._committed[index])
-            if not outcomes[-1]:
-                self._broken_run.clear()
-                break
+        outcomes = [is_right for _, is_right in self._take_outcomes(self._broken_run)]
         if outcomes:
+            if not outcomes[-1]:
+                self._broken_run = {}
             self._policy.observe_broken_run(outcomes, is_start=self._is_broken_run_new)
             self._is_broken_run_new = False
 
@@ -244,35 +224,28 @@ class Coordinator:
         return actions
 
     def _commit_to_draft(self, pace: Pace) -> list[Action]:
-        """Commits the ids that the draft does not know; nothing while the draft rests."""
-        num_settled = len(self._committed)
+        num_settled = len(self.committed_ids)
         if not self.has_draft or pace.max_ahead == 0 or self._num_told == num_settled:
             return []
-        commit = Commit(self.epoch, self._num_told, tuple(self._committed[self._num_told :]))
+        commit = Commit(self.epoch, self._num_told, tuple(self.committed_ids[self._num_told :]))
         self._num_told = num_settled
         return [ToDraft(commit)]
 
 
 def _for_target(pace: Pace) -> Pace:
-    """Returns the pace with the fields alone that a verifier uses."""
     return Pace(pace.optimistic, pace.conservative, max_reused=pace.max_reused)
 
 
 def _for_draft(pace: Pace) -> Pace:
-    """Returns the pace with the fields alone that a drafter uses."""
     first = StepLimits(min_draft_tokens=pace.conservative.min_draft_tokens)
     return replace(pace, optimistic=StepLimits(), conservative=first, max_reused=0)
 
 
 def _without_waits(pace: Pace) -> Pace:
     """Returns ``pace`` for a target that does not wait, as a draft's prefill may take any time."""
-    return replace(
-        pace,
-        optimistic=_without_wait(pace.optimistic),
-        conservative=_without_wait(pace.conservative),
-    )
-
-
-def _without_wait(limits: StepLimits) -> StepLimits:
     # Without min_draft_tokens there is no wait, so wait_ns stays and no message is needed.
-    return replace(limits, wait_ns=0) if limits.min_draft_tokens else limits
+    optimistic, conservative = (
+        replace(limits, wait_ns=0) if limits.min_draft_tokens else limits
+        for limits in (pace.optimistic, pace.conservative)
+    )
+    return replace(pace, optimistic=optimistic, conservative=conservative)

@@ -1,16 +1,22 @@
-"""The protocol between an engine and the core of one sequence, shared by draft and target.
+"""What an engine and the core of a sequence, its ``Drafter`` or ``Verifier``, exchange.
 
 A core decides which ids are fed next and which messages are sent. It uses no device, no network and
-no clock.
+no clock. The engine calls ``begin`` once, with the token that the prefill's logits gave for index
+0, and ``set_max_tokens`` only before. Then it calls ``next_step``, which returns the next forward,
+a wait, or None if nothing happens before the next message, and must finish a step before it asks
+for the next one. ``finish_step`` takes the model's tokens for the indices from the step's
+``first_index`` on, and the notes of their rows (``hippo.sampling.sampler.RowNotes``), and returns
+how many tokens were used. ``history`` are the completion ids before ``first_index`` as of the
+step's beginning. ``receive`` takes a message, at any time, also while a forward runs: those that
+came before a forward's end must be received before ``finish_step``. It raises InvalidRequestError
+for a message that breaks the rules. After each of these calls ``take_messages`` returns the
+messages to send now, in order. ``fed_ids`` are the leading completion ids whose keys and values the
+KV cache holds; a forward in progress may write after them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
-
-from hippo.types import Timing
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,55 +52,3 @@ class Wait:
     """No step before the time ``until_ns``, unless a message arrives."""
 
     until_ns: int
-
-
-class Core(Protocol):
-    """The speculation of one sequence in one service
-    (:class:`hippo.speculation.verifier.Verifier`, :class:`hippo.speculation.drafter.Drafter`)."""
-
-    @property
-    def is_finished(self) -> bool:
-        """Whether the sequence is over, apart from messages that were not taken yet."""
-        ...
-
-    @property
-    def fed_ids(self) -> Sequence[int]:
-        """The leading completion ids whose keys and values the KV cache holds; a forward in
-        progress may write after them."""
-        ...
-
-    def set_max_tokens(self, max_tokens: int) -> None:
-        """Replaces the initial limit; only before ``begin``."""
-
-    def begin(self, token_id: int, timing: Timing, notes: Sequence[Any] = ()) -> None:
-        """Takes ``token_id``, which the prefill's logits gave for index 0; called once."""
-
-    def next_step(self, now_ns: int) -> Step | Wait | None:
-        """Returns the next forward, or a wait; None: nothing before the next message or ``begin``.
-
-        A returned step must be finished before the next call.
-        """
-
-    def history(self, step: Step) -> Sequence[int]:
-        """Returns the completion ids before ``step.first_index`` as of the step's beginning."""
-        ...
-
-    def finish_step(
-        self,
-        step: Step,
-        token_ids: Sequence[int],
-        timing: Timing,
-        notes: Sequence[Any] = (),
-    ) -> int:
-        """Takes the model's tokens for the indices from ``step.first_index`` on, and the notes of
-        their rows (``hippo.sampling.sampler.RowNotes``); returns how many tokens were used.
-        Messages that arrived earlier must be passed to ``receive`` first."""
-        ...
-
-    def receive(self, message: Any) -> None:
-        """Takes a message, at any time, also while a forward runs. Raises InvalidRequestError for
-        a message that breaks the rules."""
-
-    def take_messages(self) -> list[Any]:
-        """Returns the messages to send now, in order; to be called after each call above."""
-        ...

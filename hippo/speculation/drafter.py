@@ -11,11 +11,9 @@ tokens that still fit again, without drafting them again.
 
 Guesses
 -------
-A few more rows cost little, so a step also feeds a guess of the next tokens. As in a verification
-by the target, each row's choice is the next token as long as the guess equals the choices. After a
-rollback, the guess is the part of the broken run after the wrong token, as long as that fits.
-Otherwise it is what followed an earlier occurrence of the last tokens
-(:mod:`hippo.speculation.continuations`). No guess reaches the target without this check.
+A step also feeds a guess of the next tokens (:mod:`hippo.speculation.continuations`). As in a
+verification by the target, each row's choice is the next token as long as the guess equals the
+choices. No guess reaches the target without this check.
 
 Branches
 --------
@@ -30,7 +28,7 @@ from collections.abc import Collection, Sequence
 
 from hippo.errors import InvalidRequestError
 from hippo.speculation.branches import Branches, DraftBranch, Proposal
-from hippo.speculation.continuations import Guesses
+from hippo.speculation.continuations import BrokenRun, Guesses
 from hippo.speculation.core import Step
 from hippo.speculation.estimates import DraftTimeMean
 from hippo.speculation.sharpness import Sharpness
@@ -44,7 +42,7 @@ _MOST_FED = 128
 
 
 class Drafter:
-    """Proposes the tokens of one sequence; a :class:`hippo.speculation.core.Core`.
+    """Proposes the tokens of one sequence; see :mod:`hippo.speculation.core`.
 
     The prefill covers the prompt alone; the first steps of a draft that joins in mid-answer feed
     ``committed_ids``. A guess has at most ``max_guessed`` tokens, or three times ``max_guessed`` if
@@ -68,9 +66,9 @@ class Drafter:
         self._max_tokens = max_tokens
         self._end_token_ids = frozenset(end_token_ids)
         self._pace = pace
-        self._ids = list(committed_ids)  # settled, then drafted
-        self._num_committed = len(self._ids)
-        self._num_sent = len(self._ids)  # leading ids that are settled or sent
+        self.ids = list(committed_ids)  # settled, then drafted, from completion index 0
+        self._num_committed = len(self.ids)
+        self._num_sent = len(self.ids)  # leading ids that are settled or sent
         self._guessed: set[int] = set()  # indices of drafted ids that stood in a guess
         self._sharpness = sharpness
         self._proposals: dict[int, Proposal] = {}  # by index of drafted ids that are not settled
@@ -89,22 +87,17 @@ class Drafter:
         self._step_history: list[int] = []
 
     @property
-    def ids(self) -> Sequence[int]:
-        """The settled ids, then the drafted ids, from completion index 0; a live view."""
-        return self._ids
-
-    @property
     def fed_ids(self) -> Sequence[int]:
-        return self._ids[: self._num_fed]
+        return self.ids[: self._num_fed]
 
     @property
     def is_exhausted(self) -> bool:
         """Whether the run cannot be drafted further before the next commit or pace."""
         return (
-            bool(self._ids and self._ids[-1] in self._end_token_ids)
+            bool(self.ids and self.ids[-1] in self._end_token_ids)
             # The target always gives the last token itself.
-            or len(self._ids) >= self._max_tokens - 1
-            or len(self._ids) - self._num_committed >= self._pace.max_ahead
+            or len(self.ids) >= self._max_tokens - 1
+            or len(self.ids) - self._num_committed >= self._pace.max_ahead
         )
 
     def set_max_tokens(self, max_tokens: int) -> None:
@@ -149,7 +142,6 @@ class Drafter:
             self.epoch += 1
 
     def set_prompt_text(self, text_ids: Sequence[int]) -> None:
-        """Sets the ids of the prompt's text, in which guesses are looked up."""
         self._guesses.set_prompt_text(text_ids)
 
     def begin(
@@ -158,12 +150,12 @@ class Drafter:
         """Ignores the token if index 0 is already settled or the pace permits no draft tokens."""
         assert not self._has_begun, "begin is called once"
         self._has_begun = True
-        if not self._ids and not self.is_exhausted:
+        if not self.ids and not self.is_exhausted:
             self._append(token_id, notes[:1])
 
     def next_step(self, now_ns: int = 0) -> Step | None:
         assert self._step is None, "the last step is not finished"
-        path, branch, num_known = self._ids, None, self._num_fed
+        path, branch, num_known = self.ids, None, self._num_fed
         if not self._has_begun:
             return None
         if self.is_exhausted:
@@ -214,7 +206,7 @@ class Drafter:
 
     def _take_tokens(self, step: Step, token_ids: Sequence[int], notes: Sequence[Proposal]) -> int:
         """Appends to the run the tokens of the rows whose history it has."""
-        ids, num_before = self._ids, len(self._ids)
+        ids, num_before = self.ids, len(self.ids)
         end = self._num_cached_of(ids, self._num_fed)
         while True:
             has_next = end == len(ids) >= step.first_index  # the last id's row chose the next id
@@ -234,8 +226,8 @@ class Drafter:
 
     def _append(self, token_id: int, notes: Sequence[Proposal]) -> None:
         if notes:
-            self._proposals[len(self._ids)] = notes[0]
-        self._ids.append(token_id)
+            self._proposals[len(self.ids)] = notes[0]
+        self.ids.append(token_id)
 
     def _num_cached_of(self, path: Sequence[int], known: int) -> int:
         """Returns how many leading ids of a path are in the KV cache; at least ``known`` are."""
@@ -248,9 +240,8 @@ class Drafter:
         return self._branches.likeliest(self._proposals, end=self._max_tokens - 1)
 
     def _extend_branch(self, branch: DraftBranch, step: Step, notes: Sequence[Proposal]) -> int:
-        """Appends a step's tokens to the branch that it was about; none if its run has ended."""
         proposal, num_before = self._proposals.get(branch.start), branch.num_drafted
-        path = self._ids[: branch.start] + branch.ids
+        path = self.ids[: branch.start] + branch.ids
         is_known = proposal is not None and proposal.second_id == branch.ids[0]
         if not is_known or path != self._cached[: len(path)]:
             return 0
@@ -271,7 +262,7 @@ class Drafter:
         """
         if not self._has_begun:
             return []
-        num_unsent = len(self._ids) - self._num_sent
+        num_unsent = len(self.ids) - self._num_sent
         num_branched = self._branches.num_unsent
         size = self._pace.block_size
         if self._is_fresh:
@@ -285,7 +276,7 @@ class Drafter:
         block = Block(
             epoch=self.epoch,
             start_index=self._num_sent,
-            token_ids=tuple(self._ids[self._num_sent :]),
+            token_ids=tuple(self.ids[self._num_sent :]),
             is_exhausted=is_exhausted,
             step_ns=self._step_mean.token_ns,
             wait_ns=self._wait_ns,
@@ -295,13 +286,12 @@ class Drafter:
             branches=self._branches.take_unsent(),
             is_from_branch=self._is_from_branch and self._is_fresh,
         )
-        self._num_sent = len(self._ids)
+        self._num_sent = len(self.ids)
         self._is_fresh = False
         self._wait_ns = 0
         return [block]
 
     def _make_guess(self, path: Sequence[int], branch: DraftBranch | None) -> tuple[int, ...]:
-        """Returns what may follow a path, up to the end of what may be drafted."""
         num_left = self._num_committed + self._pace.max_ahead - len(path)
         if branch is not None:
             num_left = self._pace.max_branched - self._branches.num_drafted
@@ -310,7 +300,7 @@ class Drafter:
             guess = self._guesses.after(path, most)
         else:  # the run goes on after the second choice as after the first
             start = branch.start + 1
-            guess = self._guesses.after_branch(path, most, run=self._ids[start:], start=start)
+            guess = self._guesses.of_run(BrokenRun(self.ids[start:], start), path, most)
         ends = [place for place, each in enumerate(guess) if each in self._end_token_ids]
         return guess[: min(ends, default=len(guess))]
 
@@ -321,27 +311,27 @@ class Drafter:
             proposal = self._proposals.pop(index, None)
             if proposal is not None and self._sharpness is not None:
                 self._sharpness.observe_choices(proposal.choices, token_id)
-            if index < len(self._ids) and self._ids[index] != token_id:
+            if index < len(self.ids) and self.ids[index] != token_id:
                 is_sent = index < self._num_sent
                 end = commit.start_index + len(commit.token_ids)
-                self._guesses.break_run(index, rest=self._ids[end:], end=end)
-                self._guessed.difference_update(range(index, len(self._ids)))
+                self._guesses.break_run(index, rest=self.ids[end:], end=end)
+                self._guessed.difference_update(range(index, len(self.ids)))
                 self._proposals.clear()
-                del self._ids[index:]
-                self._ids.extend(commit.token_ids[offset:])
+                del self.ids[index:]
+                self.ids.extend(commit.token_ids[offset:])
                 self._enter_branch(index)
                 self._num_fed = min(self._num_fed, index)
                 self._num_sent = min(self._num_sent, index)
                 self._is_fresh = True
                 return is_sent
-            if index == len(self._ids):
-                self._ids.append(token_id)
+            if index == len(self.ids):
+                self.ids.append(token_id)
         return False
 
     def _enter_branch(self, start: int) -> None:
         """Goes on with the branch of the rejected token, if the settled ids begin it."""
         branch = self._branches.take(start)
-        settled = self._ids[start:]
+        settled = self.ids[start:]
         self._is_from_branch = False
         if branch is not None and branch.ids[: len(settled)] == settled:
             for proposal in branch.proposals[len(settled) - 1 :]:

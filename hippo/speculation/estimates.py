@@ -55,7 +55,6 @@ class Acceptance:
         return self._right / self._all
 
     def observe_outcomes(self, outcomes: Iterable[bool]) -> None:
-        """Takes for each compared draft token, in order, whether it was right."""
         for is_right in outcomes:
             self._right = self._memory * self._right + is_right
             self._all = self._memory * self._all + 1
@@ -162,7 +161,6 @@ class PairTimes:
 
     @property
     def is_known(self) -> bool:
-        """Whether draft lengths can be derived."""
         return self.forwards.is_known and self.draft_step.value > 0
 
     @property

@@ -1,11 +1,7 @@
 """How much the noise counts in the draft's choice, learned from the target's tokens.
 
-At a temperature above 0 the draft chooses with the target's noise, so it proposes the target's
-token where the two models' distributions agree. Where they differ, a draft that gives the noise
-less weight can be right more often: a small model is less sure than the target, and an unlikely
-token that wins by its noise is rarely the target's. Which weight is best depends on the pair and
-the temperature. So the draft makes each choice at all sharpnesses, and proposes the choice of the
-sharpness that was right most often of late. The output does not depend on what the draft proposes.
+The draft makes each choice at all sharpnesses, and proposes that of the sharpness that was right
+most often of late; docs/algorithms.md, "Sharpness", says why.
 """
 
 from __future__ import annotations
@@ -31,16 +27,13 @@ class Sharpness:
         return max(range(len(SHARPNESSES)), key=self._right.__getitem__)
 
     def observe_choices(self, choices: Sequence[int], token_id: int) -> None:
-        """Takes the choices of all sharpnesses for a token, and the target's token."""
         for place, choice in enumerate(choices):
             self._right[place] = _MEMORY * self._right[place] + (choice == token_id)
 
 
 class SharpnessByTemperature:
-    """One Sharpness for each tenth of a degree of temperature."""
-
     def __init__(self) -> None:
-        self._known: dict[int, Sharpness] = {}
+        self._known: dict[int, Sharpness] = {}  # for each tenth of a degree
 
     def at(self, temperature: float) -> Sharpness | None:
         """Returns the sharpness of a temperature; None at 0, where there is no noise."""

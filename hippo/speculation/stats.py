@@ -70,8 +70,14 @@ class SpeculationStats:
         """Counts a verdict with ``num_rejections``; ``is_drafting``: the draft does not rest."""
         timing, num_tokens = verdict.timing, len(verdict.token_ids)
         self.num_output_tokens += num_tokens
-        self._count_dropped(verdict, num_rejections)
+        num_dropped = verdict.num_dropped_tokens
+        num_rejected = min(num_rejections, num_dropped)
+        self.num_dropped_tokens += num_dropped
+        self.num_rejected_tokens += num_rejected
+        if not num_rejections and verdict.finish_reason is None:  # the rest has no count of its own
+            self.num_stale_tokens += num_dropped
         if num_rejections:
+            self.num_behind_rejection_tokens += num_dropped - num_rejected
             self.num_rejections += num_rejections
             # The verdict's last token corrects the run; the next run begins after it.
             self.run_lengths.append(self.open_run_length + num_tokens)
@@ -83,18 +89,6 @@ class SpeculationStats:
             self.prefill_ns += timing.forward_ns
         else:
             self._count_forward(verdict)
-
-    def _count_dropped(self, verdict: Verdict, num_rejections: int) -> None:
-        """Counts dropped tokens by reason; tokens dropped at the answer's end have no count of
-        their own."""
-        num_dropped = verdict.num_dropped_tokens
-        num_rejected = min(num_rejections, num_dropped)
-        self.num_dropped_tokens += num_dropped
-        self.num_rejected_tokens += num_rejected
-        if num_rejections:
-            self.num_behind_rejection_tokens += num_dropped - num_rejected
-        elif verdict.finish_reason is None:
-            self.num_stale_tokens += num_dropped
 
     def _count_forward(self, verdict: Verdict) -> None:
         num_drafts, num_reused = verdict.num_draft_tokens, verdict.num_reused_tokens
@@ -161,6 +155,5 @@ class SpeculationStats:
 
     @property
     def acceptance_per_position(self) -> list[float]:
-        """Acceptance rate of the draft tokens at each position in a forward."""
         pairs = zip(self.accepted_per_position, self.verified_per_position, strict=True)
         return [accepted / verified for accepted, verified in pairs]

@@ -16,9 +16,7 @@ arrives before any block of the next run, and the two epochs agree whichever sid
 difference first. A verdict carries the verifier's epoch. A drafter with a lower epoch adopts it and
 sends the tokens that the verifier dropped again. This also holds for a draft that joins in
 mid-answer, because it begins with an epoch that the verifier has reached or passed.
-
-The output does not depend on epochs: a draft token counts only when it equals the target's token
-at its index. Epochs only save the work on tokens that cannot be right.
+The output does not depend on epochs (docs/protocol.md).
 """
 
 from __future__ import annotations
@@ -27,23 +25,22 @@ from collections.abc import Collection, Sequence
 
 from hippo.speculation.continuations import BrokenRun
 from hippo.speculation.core import PROMPT_STEP, Step, Wait
-from hippo.types import Block, FinishReason, Pace, StepLimits, Timing, TokenLogprobs, Verdict
+from hippo.types import Block, FinishReason, Pace, Timing, TokenLogprobs, Verdict
 
 
 class Verifier:
-    """Settles the tokens of one sequence; a :class:`hippo.speculation.core.Core`.
+    """Settles the tokens of one sequence; see :mod:`hippo.speculation.core`.
 
     A step feeds the last settled id, and the queued draft tokens as its guess. After a rejection
-    the guess can be what the broken run had after its wrong token: often one word was wrong, and
-    the target need not wait for the draft to propose the rest of the sentence again. If the draft
-    had sent a branch for the target's token (:mod:`hippo.speculation.branches`), that is the guess.
+    the guess can be a branch that the draft had sent for the target's token, or else what the
+    broken run had after its wrong token (docs/algorithms.md, "Reuse").
     """
 
     def __init__(self, *, max_tokens: int, end_token_ids: Collection[int], pace: Pace) -> None:
         self._max_tokens = max_tokens
         self._end_token_ids = frozenset(end_token_ids)
         self._pace = pace
-        self._committed: list[int] = []
+        self.committed_ids: list[int] = []  # the settled ids, from completion index 0
         self._run: list[int] = []  # queued draft tokens, the first at index _run_start
         self._run_start = 0
         self._broken_run = BrokenRun()  # what the last rejected run had after its wrong token
@@ -60,17 +57,12 @@ class Verifier:
         self._verdicts: list[Verdict] = []  # for take_messages
 
     @property
-    def committed_ids(self) -> Sequence[int]:
-        """The settled ids, from completion index 0; a live view."""
-        return self._committed
-
-    @property
     def fed_ids(self) -> Sequence[int]:
         # The next step feeds the last settled id.
-        return self._committed[:-1]
+        return self.committed_ids[:-1]
 
     def set_max_tokens(self, max_tokens: int) -> None:
-        assert not self._committed and max_tokens >= 1
+        assert not self.committed_ids and max_tokens >= 1
         self._max_tokens = max_tokens
 
     def receive(self, message: Block | Pace) -> None:
@@ -102,32 +94,34 @@ class Verifier:
         self._branches |= {branch.index: branch.token_ids for branch in block.branches}
         for offset, token_id in enumerate(ids):
             index = block.start_index + offset
-            if index < len(self._committed):
+            if index < len(self.committed_ids):
                 self.is_conservative = False
-                if token_id != self._committed[index]:
+                if token_id != self.committed_ids[index]:
                     self._num_dropped += len(ids) - offset
                     self._reject_run(index)
-                    end = len(self._committed)
+                    end = len(self.committed_ids)
                     self._broken_run = BrokenRun(ids[end - block.start_index :], end)
                     break
             else:
                 self._enqueue_token(index, token_id)
 
     def begin(self, token_id: int, timing: Timing, notes: Sequence[TokenLogprobs] = ()) -> None:
-        assert not self._committed, "begin is called once"
+        assert not self.committed_ids, "begin is called once"
         self._settle_tokens((token_id,), PROMPT_STEP, 0, timing, notes)
 
     def history(self, step: Step) -> Sequence[int]:
-        return self._committed
+        return self.committed_ids
 
     def next_step(self, now_ns: int) -> Step | Wait | None:
         assert self._step is None, "the last step is not finished"
-        if self.is_finished or not self._committed:
+        if self.is_finished or not self.committed_ids:
             return None
         if self._idle_since_ns is None:
             self._idle_since_ns = now_ns
-        limits = self._limits
-        num_room = self._max_tokens - len(self._committed) - 1  # the target's own token takes one
+        limits = self._pace.conservative if self.is_conservative else self._pace.optimistic
+        num_room = (
+            self._max_tokens - len(self.committed_ids) - 1
+        )  # the target's own token takes one
         num_most = max(0, min(limits.max_draft_tokens, num_room))
         draft_ids = tuple(self._run[:num_most])
         branch_ids, reused_ids = self._ids_after_rejection(num_room)
@@ -136,8 +130,8 @@ class Verifier:
         if len(self._run) < num_wanted and not self._has_all() and now_ns < until_ns:
             return Wait(until_ns)
         guess = branch_ids or reused_ids or draft_ids
-        start_index = len(self._committed) - 1
-        self._step = Step(start_index, (self._committed[-1], *guess), len(guess))
+        start_index = len(self.committed_ids) - 1
+        self._step = Step(start_index, (self.committed_ids[-1], *guess), len(guess))
         self._is_step_conservative = self.is_conservative
         self._is_step_reuse = bool(reused_ids)
         return self._step
@@ -163,21 +157,17 @@ class Verifier:
         settled = tuple(target_ids[: num_accepted + 1])
         return self._settle_tokens(settled, step, num_accepted, timing, notes)
 
-    @property
-    def _limits(self) -> StepLimits:
-        return self._pace.conservative if self.is_conservative else self._pace.optimistic
-
     def _ids_after_rejection(self, num_room: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
         """Returns tokens of a branch, or else of the broken run, to verify while the next run has
         none; often neither."""
         if not self.is_conservative or self._run:
             return (), ()
         most = min(self._pace.conservative.max_draft_tokens, num_room)
-        branch_ids = self._branch.guess_after(self._committed, most) if most > 0 else ()
+        branch_ids = self._branch.guess_after(self.committed_ids, most) if most > 0 else ()
         most = min(self._pace.max_reused, num_room)
         if branch_ids or most < 1:
             return branch_ids, ()
-        return (), self._broken_run.guess_after(self._committed, most)
+        return (), self._broken_run.guess_after(self.committed_ids, most)
 
     def _has_all(self) -> bool:
         """Whether no further draft token can arrive before the next verdict."""
@@ -191,16 +181,14 @@ class Verifier:
         timing: Timing,
         logprobs: Sequence[TokenLogprobs],
     ) -> int:
-        start_index = len(self._committed)
+        start_index = len(self.committed_ids)
         finish_reason = None
-        for position, token_id in enumerate(token_ids):
-            if token_id in self._end_token_ids:
-                token_ids = token_ids[: position + 1]
-                finish_reason = FinishReason.STOP
-                break
-        self._committed.extend(token_ids)
-        assert len(self._committed) <= self._max_tokens, "a step is clipped to what is left"
-        if finish_reason is None and len(self._committed) == self._max_tokens:
+        ends = (end for end, token_id in enumerate(token_ids, 1) if token_id in self._end_token_ids)
+        if (end := next(ends, None)) is not None:
+            token_ids, finish_reason = token_ids[:end], FinishReason.STOP
+        self.committed_ids.extend(token_ids)
+        assert len(self.committed_ids) <= self._max_tokens, "a step is clipped to what is left"
+        if finish_reason is None and len(self.committed_ids) == self._max_tokens:
             finish_reason = FinishReason.LENGTH
         num_held = len(self._run)
         is_rejection = not self._match_run()
@@ -213,8 +201,7 @@ class Verifier:
         self._idle_since_ns = None
         self._is_exhausted = False
         num_dropped, self._num_dropped = self._num_dropped, 0
-        num_accepted = min(num_accepted, len(token_ids))
-        is_reuse, self._is_step_reuse = self._is_step_reuse, False
+        num_accepted, is_reuse = min(num_accepted, len(token_ids)), self._is_step_reuse
         verdict = Verdict(
             epoch=self.epoch,
             start_index=start_index,
@@ -235,11 +222,9 @@ class Verifier:
 
     @property
     def _end_index(self) -> int:
-        """The index after the last token that is settled or queued."""
-        return self._run_start + len(self._run) if self._run else len(self._committed)
+        return self._run_start + len(self._run) if self._run else len(self.committed_ids)
 
     def _enqueue_token(self, index: int, token_id: int) -> None:
-        """Queues one token of the run, unless the token cannot be used."""
         position = index - self._run_start if self._run else 0
         if position < len(self._run):
             if self._run[position] == token_id:
@@ -257,8 +242,8 @@ class Verifier:
 
     def _match_run(self) -> bool:
         """Removes settled tokens from the queue; returns False if a token was wrong."""
-        while self._run and self._run_start < len(self._committed):
-            if self._run[0] != self._committed[self._run_start]:
+        while self._run and self._run_start < len(self.committed_ids):
+            if self._run[0] != self.committed_ids[self._run_start]:
                 self._reject_run(self._run_start)
                 return False
             del self._run[0]
@@ -266,8 +251,7 @@ class Verifier:
         return True
 
     def _reject_run(self, index: int) -> None:
-        """Ends the run, whose token at ``index`` is wrong."""
-        end, settled = len(self._committed), tuple(self._committed[index:])
+        end, settled = len(self.committed_ids), tuple(self.committed_ids[index:])
         if self._run:
             self._broken_run = BrokenRun(self._run[end - self._run_start :], end)
         branch = self._branches.get(index, ())

@@ -44,19 +44,20 @@ def main(argv: Sequence[str] | None = None) -> None:
     with progress_bar(console) as progress:
         task = progress.add_task(args.what, total=args.inputs)
         findings = run(args.what, args.inputs, args.seed, lambda: progress.advance(task))
-    console.print(f"{args.what}: {findings.num_inputs:,} inputs, {findings.num_failures} failures")
+    num_inputs, num_failures = findings.outcomes.total(), len(findings.failures)
+    console.print(f"{args.what}: {num_inputs:,} inputs, {num_failures} failures")
     for outcome, count in findings.outcomes.most_common(20):
         console.print(f"  {count:>8,}  {outcome}", markup=False)
     console.print(", ".join(f"{value:,.0f} {name}" for name, value in findings.figures.items()))
     for failure in findings.failures[:20]:
         console.print(failure, markup=False)
-    if findings.num_failures:
+    if findings.failures:
         raise SystemExit(1)
 
 
 def run(name: str, num_inputs: int, seed: int, advance: Callable[[], None]) -> Findings:
     """Tries ``num_inputs`` inputs of the kind ``name``; ``advance`` is called after each."""
-    findings = Findings(name, seed)
+    findings = Findings(seed)
     work: Coroutine[Any, Any, None]
     if name == "media":
         work = fuzz_media(num_inputs, findings, advance)

@@ -10,8 +10,6 @@ from typing import Any
 
 import psutil
 
-_MAX_KEPT = 50
-
 
 def num_children() -> int:
     """Processes that this one started and that are still there, ended ones not waited for too."""
@@ -22,24 +20,14 @@ def num_children() -> int:
 class Findings:
     """Outcomes by kind, and each failure with what repeats it."""
 
-    name: str
     seed: int
-    num_inputs: int = 0
-    outcomes: Counter[str] = field(default_factory=Counter)
+    outcomes: Counter[str] = field(default_factory=Counter)  # one of each input
     failures: list[dict[str, Any]] = field(default_factory=list)
-    num_failures: int = 0
     figures: dict[str, float] = field(default_factory=dict)
 
-    def count(self, outcome: str) -> None:
-        """One input more, and what became of it."""
-        self.num_inputs += 1
-        self.outcomes[outcome] += 1
-
     def fail(self, number: int, what: str, **more: Any) -> None:
-        """A failure at input ``number``; the first ones are kept with their details."""
-        self.num_failures += 1
-        if len(self.failures) < _MAX_KEPT:
-            self.failures.append({"input": number, "what": what, **more})
+        """A failure at input ``number``."""
+        self.failures.append({"input": number, "what": what, **more})
 
     def note_resources(self, when: str) -> None:
         """Keeps what this process holds now."""

@@ -45,7 +45,7 @@ async def fuzz_media(num_inputs: int, findings: Findings, advance: Callable[[], 
         decoder.frame_limits = FRAME_LIMITS
         for number in range(num_inputs):
             outcome = await _decode(decoder, _input(corpus, findings.seed, number))
-            findings.count(outcome)
+            findings.outcomes[outcome] += 1
             if number % _EVERY == 0 and not outcome.startswith("failed"):
                 again = await _decode(decoder, good)
                 outcome = outcome if again == "decoded" else f"failed: a good file then: {again}"

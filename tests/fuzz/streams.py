@@ -86,7 +86,7 @@ async def fuzz_streams(
                         kept.clear()  # the toy's records, which would look like a leak
                     rng = generator(findings.seed, number)
                     outcome = await _play(rng, method, script(rng, name))
-                    findings.count(outcome.partition(":")[0])
+                    findings.outcomes[outcome.partition(":")[0]] += 1
                     problem = _problem(outcome) or await _left_behind(service)
                     if backend_of(service).engine.counters.num_failed > num_failed:
                         num_failed = backend_of(service).engine.counters.num_failed

@@ -43,6 +43,8 @@ SAMPLINGS: tuple[dict[str, Any], ...] = (
     {"temperature": 0, "stop": [" early"], "min_tokens": 12},
 )
 MAX_GROWTH_MB = 1.0  # a minute
+_NUM_CLIPS = 16  # each is asked about in four ways
+_SERVICE = ("--slots", "8", "--vision-cache-mb", "16", "--media-cache-mb", "16")  # soon full
 _IDLE_S = 15.0  # in which everything must be free at the end
 _KILLS_SHARE = 0.6  # of the time
 _BETWEEN_S = (6.0, 16.0)  # from one trouble to the next
@@ -65,18 +67,13 @@ def main(argv: Sequence[str] | None = None) -> None:
     args = _parse(argv)
     plan = Plan(args.minutes, args.clients, args.seed)
     console = Console()
-    caches = (
-        *("--slots", str(args.slots)),
-        *("--vision-cache-mb", str(args.cache_mb), "--media-cache-mb", str(args.cache_mb)),
-    )
-    options = bundled_pair(args.dtype, target_args=caches, draft_args=caches)
+    options = bundled_pair(args.dtype, target_args=_SERVICE, draft_args=_SERVICE)
     with tempfile.TemporaryDirectory() as folder, run_stack(options) as stack:
-        clips = held_out_clips(Path(folder), kind="short", num_clips=args.num_clips)
+        clips = held_out_clips(Path(folder), kind="short", num_clips=_NUM_CLIPS)
         questions = questions_about(clips)
         tasks = [Task(question, form) for question in questions for form in SAMPLINGS]
         found = soak(stack, expected(stack.url, tasks, console), plan)
-    facts = {"dtype": args.dtype, "slots": args.slots, "cache_mb": args.cache_mb}
-    result = new_result("tests.soak", argv, **facts, **asdict(plan), **found)
+    result = new_result("tests.soak", argv, dtype=args.dtype, **asdict(plan), **found)
     write_result(args.out, result)
     for name, figure in rows(result):
         console.print(f"| {name} | {figure} |", highlight=False, soft_wrap=True)
@@ -179,7 +176,7 @@ def rows(result: dict[str, Any]) -> Iterator[tuple[str, str]]:
     outcomes = result["outcomes"]
     finished = sum(count for name, count in outcomes.items() if name.endswith("equal answer"))
     different = outcomes.get("answered differently", 0)
-    yield "clients, slots", f"{result['clients']}, {result['slots']}"
+    yield "clients, slots", f"{result['clients']}, {_SERVICE[1]}"
     yield f"requests in {result['seconds'] / 60:.1f} minutes", f"{sum(outcomes.values()):,}"
     yield from ((name, f"{count:,}") for name, count in outcomes.items())
     yield "finished answers equal to target-only's", f"{finished:,} of {finished + different:,}"
@@ -214,10 +211,8 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
     add = parser.add_argument
     add("--minutes", type=float, default=10.0)
     add("--clients", type=int, default=12)
-    add("--slots", type=int, default=8, help="of each service")
-    add("--num-clips", type=int, default=16, help="held-out clips, each asked in four ways")
     add("--dtype", choices=("float32", "bfloat16", "float16"), default="float32")
-    add("--cache-mb", type=int, default=16, help="of both caches of media; small, to fill soon")
+
     add("--seed", type=int, default=0, help="of what clients do and of the trouble")
     add_out(parser, "soak.json")
     return parser.parse_args(argv)

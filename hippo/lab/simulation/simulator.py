@@ -14,7 +14,7 @@ from hippo.lab.simulation.devices import Clock, Costs, Device, Outage, Outcome
 from hippo.lab.simulation.key_cache import KeyCache
 from hippo.speculation.branches import Proposal
 from hippo.speculation.coordinator import Action, Coordinator, ToTarget
-from hippo.speculation.core import Core, Step, Wait
+from hippo.speculation.core import Step, Wait
 from hippo.speculation.drafter import Drafter
 from hippo.speculation.policies import Policy
 from hippo.speculation.verifier import Verifier
@@ -105,7 +105,7 @@ class Simulation(Clock):
         self._last_arrival[leg] = at
         self.call_at(at, deliver)
 
-    def _attended(self, core: Core, keys: KeyCache, step: Step) -> list[int]:
+    def _attended(self, core: Drafter | Verifier, keys: KeyCache, step: Step) -> list[int]:
         """Returns the ids that a step's first used row attends to; counts a step that attends to
         others than its core says."""
         ids = keys.feed(step)

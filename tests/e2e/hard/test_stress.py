@@ -30,11 +30,6 @@ pytestmark = pytest.mark.usefixtures("mended")
 LONG = 3000  # tokens; an answer that is not over before a test has done what it does
 
 
-def _body(clip: Path, num_tokens: int, **fields: Any) -> dict[str, Any]:
-    """A question about a path, which a further gateway may not read."""
-    return chat_body(str(clip), num_tokens, **fields)
-
-
 def _send_slowly_read(reader: socket.socket, url: str, body: dict[str, Any]) -> None:
     """Asks with small buffers, so that what is not read is soon the gateway's to keep."""
     raw = json.dumps(body).encode()
@@ -49,11 +44,12 @@ def _send_slowly_read(reader: socket.socket, url: str, body: dict[str, Any]) -> 
 def test_a_reader_that_does_not_read_holds_no_slot(
     http: httpx.Client, running: Running, clip: Path
 ) -> None:
-    expected = http.post(CHAT, json=_body(clip, 40)).json()["choices"][0]["message"]["content"]
+    whole = http.post(CHAT, json=chat_body(str(clip), 40)).json()
+    expected = whole["choices"][0]["message"]["content"]
     # More to send than what buffers on the way take: an event a token, each of two kilobytes.
     num_tokens = 300
-    body = _body(
-        clip,
+    body = chat_body(
+        str(clip),
         num_tokens,
         stream=True,
         stream_options={"include_usage": True},
@@ -66,7 +62,7 @@ def test_a_reader_that_does_not_read_holds_no_slot(
         first = reader.recv(1)
         wait_until(lambda: running.slots_used() == 0)
         still_sent = running.gateway_metric("vllm:num_requests_running")
-        again = http.post(CHAT, json=_body(clip, 4))
+        again = http.post(CHAT, json=chat_body(str(clip), 4))
         with reader.makefile("rb") as rest:
             answer = first + rest.read()
     assert still_sent == 1  # else the test was about nothing
@@ -107,7 +103,7 @@ def test_a_target_that_is_killed_ends_every_answer_with_an_error(
 
     def ask(is_stream: bool) -> None:
         with plain_client(running.url) as client:
-            answers.append(client.post(CHAT, json=_body(clip, 4, stream=is_stream)))
+            answers.append(client.post(CHAT, json=chat_body(str(clip), 4, stream=is_stream)))
 
     asking = [threading.Thread(target=ask, args=(is_stream,)) for is_stream in (True, False)]
 
@@ -118,19 +114,19 @@ def test_a_target_that_is_killed_ends_every_answer_with_an_error(
         wait_until(lambda: running.gateway_metric("vllm:num_requests_waiting") == 2)
         target.send_signal(signal.SIGKILL)
 
-    chunks = streamed(http, _body(clip, LONG), kill_it_with_two_waiting)
+    chunks = streamed(http, chat_body(str(clip), LONG), kill_it_with_two_waiting)
     for thread in asking:
         thread.join()
     assert target.wait(20)
     assert chunks[-1]["error"]["type"] == "unavailable_error"
-    answers.append(http.post(CHAT, json=_body(clip, 4)))
+    answers.append(http.post(CHAT, json=chat_body(str(clip), 4)))
     assert [answer.status_code for answer in answers] == [503, 503, 503]
     assert all(answer.headers["retry-after"] for answer in answers)
     assert http.get("/ready").status_code == 503
     assert http.get("/health").status_code == 200
     running.stack.start_service("target")
     running.stack.wait_ready(timeout_s=60)
-    assert http.post(CHAT, json=_body(clip, 40)).json()["hippo"]["draft_used"]
+    assert http.post(CHAT, json=chat_body(str(clip), 40)).json()["hippo"]["draft_used"]
 
 
 def test_a_gateway_that_is_killed_leaves_no_slot_behind(running: Running) -> None:
@@ -219,13 +215,13 @@ def test_every_line_of_a_request_bears_its_id_on_all_three(
     headers = {"x-request-id": "of-this-request-alone"}
     wait_until(lambda: running.slots_used() == 0)
     num_before = len(running.lines)
-    answer = http.post(CHAT, json=_body(clip, 24), headers=headers)
+    answer = http.post(CHAT, json=chat_body(str(clip), 24), headers=headers)
     assert answer.headers["x-request-id"] == headers["x-request-id"]
     names = ("draft", "target", "gateway")
     wait_until(
         lambda: {line.partition(":")[0] for line in running.lines[num_before:]}.issuperset(names)
     )
     assert not [li for li in running.lines[num_before:] if headers["x-request-id"] not in li]
-    refused = http.post(CHAT, json=_body(clip / "missing", 4), headers=headers)
+    refused = http.post(CHAT, json=chat_body(str(clip / "missing"), 4), headers=headers)
     assert refused.status_code >= 400
     assert refused.headers["x-request-id"] == headers["x-request-id"]

@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import dataclass
 from unittest.mock import Mock
 
 import pytest
@@ -19,12 +20,7 @@ from hippo.speculation.coordinator import Action, Coordinator
 from hippo.types import Block
 from tests.support.models.toy_model import ToyModel
 from tests.support.running.gateways import backends_of, completed
-from tests.support.running.services import (
-    serving_pair,
-    target_only,
-    toy_request,
-    with_tokenizer,
-)
+from tests.support.running.services import serving_pair, target_only, toy_request, with_tokenizer
 
 PATIENT = ("serial", "vpsd", "optimistic", "conservative")  # policies that wait for long
 REQUEST = toy_request(max_tokens=40, end_token_ids=())
@@ -54,31 +50,35 @@ class HangingDraft(ToyModel):
         assert self.free.wait(100)
 
 
+@dataclass(frozen=True, slots=True)
+class Gateway:
+    """What the gateway has behind it, and the answer of the target alone."""
+
+    backends: Backends
+    expected: list[int]
+
+    async def answer(
+        self, policy: str, *, max_draft_tokens: int = 4, stall_s: float = STALL_S
+    ) -> Completion:
+        found = await completed(
+            self.backends, REQUEST, policy, max_draft_tokens=max_draft_tokens, stall_s=stall_s
+        )
+        assert found.error is None and found.token_ids == self.expected
+        return found
+
+
 @asynccontextmanager
-async def pair(
-    draft: HangingDraft, *, step_s: float = 0.01
-) -> AsyncIterator[tuple[Backends, list[int]]]:
-    """What the gateway has behind it, and the answer of the target alone; the target is slower than
-    the draft, which gets as far ahead as it may go."""
+async def pair(draft: HangingDraft, *, step_s: float = 0.01) -> AsyncIterator[Gateway]:
+    """The target is slower than the draft, which gets as far ahead as it may go."""
     target = with_tokenizer(ToyModel())
     target.on_forward = lambda plan: time.sleep(step_s)
     async with serving_pair(target, draft) as (target_client, draft_client):
         expected = await target_only(target_client, REQUEST)
         async with backends_of(target_client, draft_client) as backends:
             try:
-                yield backends, expected.token_ids
+                yield Gateway(backends, expected.token_ids)
             finally:
                 draft.free.set()
-
-
-async def answer(
-    backends: Backends, policy: str, *, max_draft_tokens: int = 4, stall_s: float = STALL_S
-) -> Completion:
-    found = await completed(
-        backends, REQUEST, policy, max_draft_tokens=max_draft_tokens, stall_s=stall_s
-    )
-    assert found.error is None
-    return found
 
 
 def num_long_waits(completion: Completion) -> int:
@@ -92,13 +92,12 @@ async def test_a_draft_that_hangs_where_all_it_said_was_right_is_given_up(
     policy: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     draft = HangingDraft()
-    async with pair(draft) as (backends, expected):
+    async with pair(draft) as gateway:
         draft.hang_at = 24
-        (watch,) = backends.drafts
+        (watch,) = gateway.backends.drafts
         report = Mock(wraps=watch.report_failure)
         monkeypatch.setattr(watch, "report_failure", report)
-        completion = await answer(backends, policy)
-        assert completion.token_ids == expected
+        completion = await gateway.answer(policy)
         assert completion.record.draft_losses == [DraftLoss.STALLED]
         assert completion.record.draft_problem == "the draft stalled"
         assert report.called, "other answers must not be given to it"
@@ -109,30 +108,25 @@ async def test_a_draft_that_hangs_where_all_it_said_was_right_is_given_up(
 @pytest.mark.parametrize("policy", ["serial", "optimistic"])
 async def test_a_draft_that_never_ends_its_prefill_costs_nothing(policy: str) -> None:
     draft = HangingDraft()
-    async with pair(draft) as (backends, expected):
+    async with pair(draft) as gateway:
         draft.hang_in_prefill()
-        completion = await answer(backends, policy)
-        assert completion.token_ids == expected
+        completion = await gateway.answer(policy)
         assert completion.record.draft_losses == []
         assert num_long_waits(completion) == 0
 
 
 @pytest.mark.parametrize("policy", ["serial", "vpsd", "adaptive"])
 async def test_a_draft_that_is_well_is_used_and_never_given_up(policy: str) -> None:
-    draft = HangingDraft()
-    async with pair(draft) as (backends, expected):
-        completion = await answer(backends, policy, stall_s=2.0)
-        assert completion.token_ids == expected
+    async with pair(HangingDraft()) as gateway:
+        completion = await gateway.answer(policy, stall_s=2.0)
         assert completion.record.draft_losses == []
         assert completion.record.stats.num_blocks > 0
 
 
 async def test_a_draft_that_is_far_ahead_or_at_the_end_is_silent_in_good_order() -> None:
     """For longer than a stall may last: the target settles two tokens in a step."""
-    draft = HangingDraft()
-    async with pair(draft, step_s=0.03) as (backends, expected):
-        completion = await answer(backends, "conservative", max_draft_tokens=32)
-        assert completion.token_ids == expected
+    async with pair(HangingDraft(), step_s=0.03) as gateway:
+        completion = await gateway.answer("conservative", max_draft_tokens=32)
         assert completion.record.draft_losses == []
         timeline = completion.record.timeline
         assert timeline is not None
@@ -146,10 +140,9 @@ async def test_a_fault_of_the_gateways_own_about_a_draft_costs_no_answer(
     def fail(_coordinator: Coordinator, _block: Block, _now_ns: int) -> list[Action]:
         raise KeyError("a fault")
 
-    async with pair(HangingDraft()) as (backends, expected):
+    async with pair(HangingDraft()) as gateway:
         monkeypatch.setattr(Coordinator, "on_block", fail)
-        completion = await answer(backends, "serial")
-        assert completion.token_ids == expected
+        completion = await gateway.answer("serial")
         assert completion.record.draft_losses == [DraftLoss.ERROR]
         assert num_long_waits(completion) <= 1
     assert "drafting failed" in caplog.messages

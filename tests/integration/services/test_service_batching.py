@@ -6,9 +6,7 @@ import asyncio
 import time
 
 import pytest
-import torch
 
-from hippo.models.interface.base import StepPlan
 from hippo.types import OpenRequest, SamplingParams
 from tests.support.models.toy_model import ToyModel
 from tests.support.running.services import (
@@ -21,14 +19,6 @@ from tests.support.running.services import (
 
 NUM_SEQUENCES = 8
 MIXED = ("adaptive", "vpsd", "serial", "off", "optimistic", "adaptive", "conservative", "vpsd")
-
-
-class UnhurriedModel(ToyModel):
-    """Forwards take a moment, in which the other sequences get ready for the next one."""
-
-    def forward(self, plan: StepPlan) -> torch.Tensor:
-        time.sleep(0.001)
-        return super().forward(plan)
 
 
 def requests() -> list[OpenRequest]:
@@ -48,7 +38,9 @@ def requests() -> list[OpenRequest]:
 async def test_sequences_of_all_lengths_together_equal_each_alone(
     policies: tuple[str, ...], noise: float
 ) -> None:
-    model = UnhurriedModel(num_slots=NUM_SEQUENCES)
+    model = ToyModel(num_slots=NUM_SEQUENCES)
+    # A moment, in which the other sequences get ready for the next forward.
+    model.on_forward = lambda plan: time.sleep(0.001)
     draft = ToyModel(num_slots=NUM_SEQUENCES, noise=noise)
     async with serving_pair(model, draft) as (target_client, draft_client):
         alone = [(await target_only(target_client, one)).token_ids for one in requests()]

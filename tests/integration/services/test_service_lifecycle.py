@@ -30,6 +30,7 @@ from tests.support.running.services import (
     backend_of,
     build_draft,
     build_target,
+    ready_client,
     serving_draft,
     serving_target,
     target_only,
@@ -44,30 +45,21 @@ NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
 
 
 @asynccontextmanager
-async def started(service: EngineService, port: int = 0, **options: Any) -> AsyncIterator[int]:
-    """Yields the port of a service without a model."""
-    try:
-        yield await service.start("127.0.0.1", port, **options)
-    finally:
-        await service.stop()
-
-
-@asynccontextmanager
-async def target_client(port: int) -> AsyncIterator[TargetClient]:
-    client = TargetClient(f"127.0.0.1:{port}")
+async def started(
+    service: EngineService, port: int = 0, **options: Any
+) -> AsyncIterator[TargetClient]:
+    """Yields a client of a service without a model."""
+    client = TargetClient(f"127.0.0.1:{await service.start('127.0.0.1', port, **options)}")
     try:
         yield client
     finally:
         await client.close()
+        await service.stop()
 
 
 async def test_health_is_not_serving_until_warm_and_while_draining() -> None:
     service = build_target()
-    async with (
-        started(service) as port,
-        target_client(port) as client,
-        grpc.aio.insecure_channel(client.address) as channel,
-    ):
+    async with started(service) as client, grpc.aio.insecure_channel(client.address) as channel:
         watch: Any = health_pb2_grpc.HealthStub(channel).Watch(
             health_pb2.HealthCheckRequest(service=TARGET_SERVICE)
         )
@@ -166,8 +158,8 @@ async def test_a_taken_port_is_said() -> None:
 @pytest.mark.parametrize("has_reflection", [False, True])
 async def test_the_interface_is_described_if_the_operator_says_so(has_reflection: bool) -> None:
     async with (
-        started(build_draft(reflection=has_reflection)) as port,
-        grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel,
+        started(build_draft(reflection=has_reflection)) as client,
+        grpc.aio.insecure_channel(client.address) as channel,
     ):
         stub = reflection_pb2_grpc.ServerReflectionStub(channel)
         call: Any = stub.ServerReflectionInfo()
@@ -203,8 +195,7 @@ async def test_a_service_that_is_not_there_is_named_by_its_address() -> None:
 async def test_a_client_finds_a_service_that_comes_back_on_its_port() -> None:
     async with serving_target(ToyModel()) as (first, _):
         port = first.port or 0
-        async with target_client(port) as client:
-            assert await client.health_problem() is None
+        async with ready_client(TargetClient, port) as client:
             await first.stop()
             assert await client.health_problem()
             with pytest.raises(UnavailableError):
@@ -220,7 +211,7 @@ async def test_a_client_finds_a_service_that_comes_back_on_its_port() -> None:
 
 async def test_the_metrics_show_slots_and_forwards() -> None:
     service = build_target()
-    async with started(service, metrics_port=0) as port, target_client(port) as client:
+    async with started(service, metrics_port=0) as client:
         url = f"http://127.0.0.1:{service.metrics_port}/metrics"
         async with httpx.AsyncClient(trust_env=False) as http:
             assert "hippo_slots" not in (await http.get(url)).text

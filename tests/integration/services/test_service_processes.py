@@ -28,12 +28,6 @@ ROOT = Path(__file__).parents[3]
 Child = subprocess.Popen[str] | ForkedProcess
 
 
-def process(module: str, *arguments: str) -> subprocess.Popen[str]:
-    """A process as an operator starts it."""
-    command = [sys.executable, "-m", module, *arguments]
-    return subprocess.Popen(command, cwd=ROOT, stderr=subprocess.PIPE, text=True)
-
-
 @contextmanager
 def ended(child: Child) -> Iterator[Child]:
     """Kills the process at the end if it still runs."""
@@ -44,6 +38,13 @@ def ended(child: Child) -> Iterator[Child]:
         child.communicate()
 
 
+def end_of(child: Child, returncode: int) -> str:
+    """Its log, once it has ended so."""
+    _, log = child.communicate(timeout=60)
+    assert child.returncode == returncode, log
+    return log
+
+
 def _port(child: Child, port_file: Path) -> int:
     while not port_file.exists():
         assert child.poll() is None, child.communicate()[1]
@@ -51,20 +52,25 @@ def _port(child: Child, port_file: Path) -> int:
     return int(port_file.read_text())
 
 
+@pytest.fixture
+def flags(target_checkpoint: Path, tmp_path: Path) -> tuple[str, ...]:
+    return ("--model", str(target_checkpoint), "--port", "0", "--port-file", f"{tmp_path}/port")
+
+
 @pytest.mark.parametrize("service", ["draft", "target"])
 def test_a_service_starts_serves_and_stops_in_good_order_on_sigterm(
-    service: str, target_checkpoint: Path, tmp_path: Path, zygote: Zygote
+    service: str, flags: tuple[str, ...], tmp_path: Path, zygote: Zygote
 ) -> None:
-    flags = ("--model", str(target_checkpoint), "--port", "0", "--port-file", f"{tmp_path}/port")
-    small = ("--slots", "1", "--max-context-length", "256")
     core = max(os.sched_getaffinity(0))
-    named = ("--served-name", "tiny", "--cpu-core", str(core))
-    arguments = (*flags, *small, *named)
-    with ended(
-        process("services.target", *arguments)
-        if service == "target"
-        else zygote.start("services.draft", arguments)
-    ) as child:
+    small = ("--slots", "1", "--max-context-length", "256")
+    arguments = (*flags, *small, "--served-name", "tiny", "--cpu-core", str(core))
+    child: Child = zygote.start("services.draft", arguments) if service == "draft" else (
+        subprocess.Popen(  # as an operator starts it
+            [sys.executable, "-m", "services.target", *arguments],
+            cwd=ROOT, stderr=subprocess.PIPE, text=True,
+        )
+    )  # fmt: skip
+    with ended(child):
         port = _port(child, tmp_path / "port")
 
         async def use() -> None:
@@ -81,42 +87,33 @@ def test_a_service_starts_serves_and_stops_in_good_order_on_sigterm(
 
         asyncio.run(use())
         child.send_signal(signal.SIGTERM)
-        _, log = child.communicate(timeout=60)
-
-    assert child.returncode == 0, log
+        log = end_of(child, 0)
     assert f"listening on 127.0.0.1:{port}" in log
     assert "stopped" in log
     assert "Traceback" not in log
 
 
 def test_sigint_while_the_model_loads_ends_the_service(
-    target_checkpoint: Path, tmp_path: Path, zygote: Zygote
+    flags: tuple[str, ...], tmp_path: Path, zygote: Zygote
 ) -> None:
-    flags = ("--model", str(target_checkpoint), "--port", "0", "--port-file", f"{tmp_path}/port")
     with ended(zygote.start("services.draft", flags)) as child:
         _port(child, tmp_path / "port")
         child.send_signal(signal.SIGINT)
-        _, log = child.communicate(timeout=60)
-
-    assert child.returncode == 0, log
-    assert "Traceback" not in log
+        assert "Traceback" not in end_of(child, 0)
 
 
 def test_a_missing_model_is_one_clear_line(tmp_path: Path, zygote: Zygote) -> None:
     flags = ("--model", str(tmp_path / "nothing"), "--port", "0")
     with ended(zygote.start("services.draft", flags)) as child:
-        _, log = child.communicate(timeout=60)
-
-    assert child.returncode == 1
+        log = end_of(child, 1)
     assert str(tmp_path / "nothing") in log
     assert "Traceback" not in log
     assert len([line for line in log.splitlines() if " error " in line]) == 1
 
 
 def test_a_device_that_fails_ends_the_service_when_its_answers_have_got_the_error(
-    target_checkpoint: Path, tmp_path: Path, zygote: Zygote
+    flags: tuple[str, ...], tmp_path: Path, zygote: Zygote
 ) -> None:
-    flags = ("--model", str(target_checkpoint), "--port", "0", "--port-file", f"{tmp_path}/port")
     small = ("--slots", "2", "--max-context-length", "512", "--num-threads", "1")
     failure_file = tmp_path / "failed"
     request = text_request(max_tokens=400, end_token_ids=(), pace=Pace(max_ahead=1))
@@ -140,9 +137,7 @@ def test_a_device_that_fails_ends_the_service_when_its_answers_have_got_the_erro
     arguments = (str(failure_file), *flags, *small)
     with ended(zygote.start("tests.support.running.failing_service", arguments)) as child:
         ends = asyncio.run(use(_port(child, tmp_path / "port")))
-        _, log = child.communicate(timeout=60)
-
-    assert child.returncode == 1, log
+        log = end_of(child, 1)
     for end in ends:
         assert "failed inside the service" in end or "the service's device has failed" in end
     assert log.count("the device failed: CUDA error: an illegal memory access") == 1
@@ -152,7 +147,6 @@ def test_a_device_that_fails_ends_the_service_when_its_answers_have_got_the_erro
     ("flags", "words"),
     [
         ((), "--model (or HIPPO_TARGET_MODEL) is required"),
-        (("--model", "m", "--slots", "0"), "--slots is 0"),
         (("--model", "m", "--tls-key", "k"), "--tls-cert"),
         (("--model", "m", "--max-queue", "-1"), "--max-queue"),
         (("--model", "m", "--score-layers", "0"), "--score-layers is 0"),

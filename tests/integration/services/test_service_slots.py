@@ -7,11 +7,7 @@ import asyncio
 import pytest
 
 from hippo.errors import DeadlineError, OverloadedError
-from hippo.types import (
-    Pace,
-    PromptInfo,
-    StepLimits,
-)
+from hippo.types import Pace, PromptInfo, StepLimits
 from tests.support.models.toy_model import ToyModel
 from tests.support.running.gate import Gate
 from tests.support.running.gateways import CHAT, serving_toys, toy_chat

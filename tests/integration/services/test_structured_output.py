@@ -16,7 +16,7 @@ from llguidance import grammar_from
 
 from hippo.errors import InvalidRequestError
 from hippo.sampling.masks import TokenMasks
-from hippo.types import Block, SamplingParams, Selection
+from hippo.types import Block, Pace, SamplingParams, Selection
 from tests.support.models.letters import letter_tokenizer
 from tests.support.models.toy_model import END_TOKEN_ID, NUM_TOKEN_IDS, ToyModel
 from tests.support.running.services import (
@@ -45,6 +45,12 @@ SCHEMA = {
     "x-guidance": {"whitespace_flexible": False},
 }
 JSON = grammar_from("json", json.dumps(SCHEMA))
+FORMED = toy_request(sampling=SamplingParams(grammar=JSON), max_tokens=120)
+HOT = toy_request(
+    sampling=SamplingParams(temperature=1.0, seed=3, grammar=JSON),
+    pace=Pace(max_ahead=12, block_size=4),
+    max_tokens=120,
+)
 REGEXES = ("(ab|abc|x[yz]){5,12}", "[a-h]{3}( [a-h]{3}){2,6}", "(xyz)?a*b{4,9}")
 
 
@@ -60,8 +66,14 @@ def _text(token_ids: list[int]) -> str:
     return "".join(TEXTS[token_id] for token_id in token_ids[:-1])
 
 
+@pytest.mark.parametrize("are_slow", [False, True])
 @pytest.mark.parametrize("policy", POLICIES)
-async def test_with_a_grammar_every_policy_gives_the_targets_own_answer(policy: str) -> None:
+async def test_with_a_grammar_every_policy_gives_the_targets_own_answer(
+    policy: str, are_slow: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also if all masks are slow."""
+    if are_slow:
+        monkeypatch.setattr(TokenMasks, "expected_ns", math.inf)
     chance = random.Random(policy)
     num_accepted = num_rejected = 0
     async with serving_pair(_lettered(), _lettered(noise=0.3)) as (target, draft):
@@ -95,14 +107,6 @@ async def test_with_a_grammar_every_policy_gives_the_targets_own_answer(policy: 
     assert policy in ("off", "adaptive") or (num_accepted and num_rejected)
 
 
-@pytest.mark.parametrize("policy", POLICIES)
-async def test_with_masks_that_are_always_slow_too(
-    policy: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(TokenMasks, "expected_ns", math.inf)
-    await test_with_a_grammar_every_policy_gives_the_targets_own_answer(policy)
-
-
 def _hold_slow_masks(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
     may_go_on, compute = threading.Event(), TokenMasks._compute
 
@@ -117,13 +121,12 @@ def _hold_slow_masks(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
 
 async def test_nobody_waits_for_the_slow_masks_of_another(monkeypatch: pytest.MonkeyPatch) -> None:
     may_go_on = _hold_slow_masks(monkeypatch)
-    slow = toy_request(sampling=SamplingParams(grammar=JSON), max_tokens=120)
-    plain, quick = toy_request(max_tokens=40), dataclasses.replace(slow, request_id="quick")
+    plain, quick = toy_request(max_tokens=40), dataclasses.replace(FORMED, request_id="quick")
     async with serving_target(_lettered(num_slots=2)) as (_, client):
         monkeypatch.setattr(TokenMasks, "expected_ns", 0.0)
-        expected = await target_only(client, slow)
+        expected = await target_only(client, FORMED)
         monkeypatch.setattr(TokenMasks, "expected_ns", math.inf)
-        waiting = asyncio.create_task(target_only(client, slow))
+        waiting = asyncio.create_task(target_only(client, FORMED))
         for _ in range(2):
             assert (await target_only(client, plain)).token_ids
         assert not waiting.done()
@@ -138,37 +141,22 @@ async def test_an_answer_that_ends_while_its_masks_are_made_leaves_nothing(
 ) -> None:
     monkeypatch.setattr(TokenMasks, "expected_ns", math.inf)
     may_go_on = _hold_slow_masks(monkeypatch)
-    request = toy_request(sampling=SamplingParams(grammar=JSON), max_tokens=120)
     async with serving_target(_lettered(num_slots=1)) as (service, client):
-        waiting = asyncio.create_task(target_only(client, request))
+        waiting = asyncio.create_task(target_only(client, FORMED))
         await asyncio.sleep(0.1)
         waiting.cancel()
         await until_free(service)
         may_go_on.set()
         assert (await target_only(client, toy_request(max_tokens=40))).token_ids
-        assert json.loads(_text((await target_only(client, request)).token_ids))
-
-
-async def test_a_draft_of_the_same_model_is_right_by_the_grammar_too() -> None:
-    request = toy_request(
-        sampling=SamplingParams(temperature=1.0, seed=3, grammar=JSON), max_tokens=120
-    )
-    async with serving_pair(_lettered(), _lettered()) as (target, draft):
-        relayed = await relay(draft, target, request, "vpsd")
-    assert json.loads(_text(relayed.token_ids))
-    assert relayed.blocks and not any(verdict.is_rejection for verdict in relayed.verdicts)
+        assert json.loads(_text((await target_only(client, FORMED)).token_ids))
 
 
 async def test_a_draft_that_joins_in_mid_answer_follows_the_grammar() -> None:
-    request = toy_request(
-        sampling=SamplingParams(temperature=1.0, seed=3, grammar=JSON), max_tokens=120
-    )
     async with serving_pair(_lettered(), _lettered()) as (target, draft):
-        alone = await target_only(target, request)
-        joined = dataclasses.replace(request, committed_ids=tuple(alone.token_ids[:7]))
+        alone = await target_only(target, dataclasses.replace(HOT, pace=Pace()))
+        joined = dataclasses.replace(HOT, committed_ids=tuple(alone.token_ids[:7]))
         drafted: list[int] = []
-        pace = dataclasses.replace(request.pace, max_ahead=12, block_size=4)
-        async with draft.draft(dataclasses.replace(joined, pace=pace)) as stream:
+        async with draft.draft(joined) as stream:
             await stream.send_message(Selection(tuple(range(16)), 16))
             async for message in stream:
                 if isinstance(message, Block):
@@ -196,5 +184,5 @@ async def test_a_service_without_a_readable_tokenizer_refuses_grammars() -> None
     async with serving_target(ToyModel()) as (service, client):
         assert not backend_of(service).info.takes_grammars
         with pytest.raises(InvalidRequestError, match="takes no grammar"):
-            await target_only(client, toy_request(sampling=SamplingParams(grammar=JSON)))
+            await target_only(client, FORMED)
         assert len((await target_only(client, toy_request())).token_ids) > 1

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, cast
 
@@ -23,10 +23,11 @@ from hippo.models.interface.base import (
 )
 from hippo.models.interface.plan import LoadPlan
 from hippo.models.load import load_model
-from hippo.types import FramePlan, Media, Pruning, PruningStrategy, SamplingParams
+from hippo.types import FramePlan, Media, OpenRequest, Pruning, PruningStrategy, SamplingParams
 from tests.support.devices.parallel import two_ranks
 from tests.support.models.reference import assert_close, clip, prepare, user
 from tests.support.running.services import (
+    Answer,
     backend_of,
     relay,
     serving_draft,
@@ -88,6 +89,18 @@ def models(request: pytest.FixtureRequest) -> Iterator[Models]:
 @pytest.fixture(scope="module")
 def prompt(models: Models) -> Prompt:
     return prepare(models.one, user(0, "what is in the thing?"), clip())
+
+
+async def alone(model: VideoLanguageModel, requests: Sequence[OpenRequest]) -> list[Answer]:
+    """The answers of a target on one rank that keeps nothing."""
+    async with serving_target(model, NoiseDecoder(), prefix_cache=False) as (_, client):
+        return [await target_only(client, request) for request in requests]
+
+
+def assert_equal(answer: Answer, expected: Answer) -> None:
+    assert answer.token_ids == expected.token_ids
+    assert answer.selection is not None and expected.selection is not None
+    assert answer.selection.kept_indices == expected.selection.kept_indices
 
 
 def step(*sequences: tuple[int, int, tuple[int, ...]]) -> StepPlan:
@@ -179,8 +192,7 @@ async def test_services_output_equals_one_ranks_with_and_without_a_draft(models:
         end_token_ids=models.one.info.end_token_ids,
     )
     requests = [greedy, dataclasses.replace(greedy, sampling=SAMPLED), formed]
-    async with serving_target(models.one, decoder) as (_, one):
-        expected = [await target_only(one, request) for request in requests]
+    expected = await alone(models.one, requests)
     async with (
         serving_target(models.two, decoder) as (service, two),
         serving_draft(models.draft, decoder) as (_, draft),
@@ -188,10 +200,7 @@ async def test_services_output_equals_one_ranks_with_and_without_a_draft(models:
         async with two.verify(greedy):
             pass  # left at once: whatever its prefill did, the ranks stay in step
         for request, answer in zip(requests, expected, strict=True):
-            alone = await target_only(two, request)
-            assert alone.token_ids == answer.token_ids
-            assert alone.selection is not None and answer.selection is not None
-            assert alone.selection.kept_indices == answer.selection.kept_indices
+            assert_equal(await target_only(two, request), answer)
             for policy in ("serial", "vpsd"):
                 drafted = await relay(draft, two, request, policy)
                 assert drafted.token_ids == answer.token_ids, policy
@@ -203,33 +212,26 @@ async def test_services_output_equals_one_ranks_with_and_without_a_draft(models:
 
 
 async def test_ranks_take_over_the_same_rows_of_a_slot(models: Models) -> None:
-    decoder = NoiseDecoder()
     requests = [
         toy_request(text, pruning=pruning, max_tokens=16, end_token_ids=())
         for text in ("what is in the thing?", "who is in the hat?", "what is in the thing?")
         for pruning in (Pruning(PruningStrategy.NONE), Pruning(PruningStrategy.ATTENTION, 0.5))
     ]
-    async with serving_target(models.one, decoder, prefix_cache=False) as (_, one):
-        expected = [await target_only(one, request) for request in requests]
-    async with serving_target(models.two, decoder) as (service, two):
+    expected = await alone(models.one, requests)
+    async with serving_target(models.two, NoiseDecoder()) as (service, two):
         for request, answer in zip(requests, expected, strict=True):
             async with two.verify(request) as stream:
                 await anext(aiter(stream), None)  # left in its prefill, or soon
-            warm = await target_only(two, request)
-            assert warm.token_ids == answer.token_ids
-            assert warm.selection is not None and answer.selection is not None
-            assert warm.selection.kept_indices == answer.selection.kept_indices
+            assert_equal(await target_only(two, request), answer)
         await until_free(service)
         assert backend_of(service).engine.counters.num_prefix_hits >= len(requests) // 2
         assert backend_of(service).engine.counters.num_failed == 0
 
 
 async def test_ranks_copy_the_same_rows_of_a_running_sequence(models: Models) -> None:
-    decoder = NoiseDecoder()
     request = toy_request(pruning=Pruning(PruningStrategy.NONE), max_tokens=16, end_token_ids=())
-    async with serving_target(models.one, decoder, prefix_cache=False) as (_, one):
-        expected = await target_only(one, request)
-    async with serving_target(models.two, decoder) as (service, two):
+    (expected,) = await alone(models.one, [request])
+    async with serving_target(models.two, NoiseDecoder()) as (service, two):
         answers = await asyncio.gather(*(target_only(two, request) for _ in range(2)))
         assert [answer.token_ids for answer in answers] == [expected.token_ids] * 2
         reused = sorted(answer.verdicts[0].timing.context_length for answer in answers)

@@ -7,9 +7,8 @@ import dataclasses
 import signal
 import time
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import psutil
 import pytest
@@ -26,37 +25,38 @@ from tests.support.running.zygote import ForkedProcess, Zygote
 TEXT = text_request(max_tokens=24, end_token_ids=())
 
 
-class Start(Protocol):
-    """Starts a target whose port goes into a file."""
-
-    def __call__(
-        self, folder: Path, port_file: Path, *flags: str
-    ) -> AbstractContextManager[ForkedProcess]: ...
+@pytest.fixture
+def cores() -> list[int]:
+    return psutil.Process().cpu_affinity()
 
 
 @pytest.fixture
-def start(zygote: Zygote, monkeypatch: pytest.MonkeyPatch) -> Start:
-    """The followers are processes of their own; rank 0 is forked."""
+def child(
+    zygote: Zygote,
+    monkeypatch: pytest.MonkeyPatch,
+    target_checkpoint: Path,
+    tmp_path: Path,
+    cores: list[int],
+) -> Iterator[ForkedProcess]:
+    """A target whose port goes into a file; followers are processes of their own, rank 0 is
+    forked."""
     if torch.accelerator.is_available():
         pytest.skip("ranks on the CPU need the accelerator hidden: CUDA_VISIBLE_DEVICES=")
-
-    @contextmanager
-    def started(folder: Path, port_file: Path, *flags: str) -> Iterator[ForkedProcess]:
-        monkeypatch.setenv("TMPDIR", str(port_file.parent))
-        arguments = (
-            *("--model", str(folder), "--port", "0", "--port-file", str(port_file)),
-            *("--tensor-parallel", "2", "--num-threads", "1", "--dtype", "float32"),
-            *("--slots", "1", "--max-context-length", "512", *flags),
-        )
-        child = zygote.start("services.target", arguments)
-        try:
-            yield child
-            assert list(port_file.parent.glob("hippo-ranks-*")) == []
-        finally:
-            child.kill()
-            child.communicate()
-
-    return started
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    arguments = (
+        *("--model", str(target_checkpoint), "--port", "0", "--port-file", f"{tmp_path}/port"),
+        *("--tensor-parallel", "2", "--num-threads", "1", "--dtype", "float32"),
+        *("--slots", "1", "--max-context-length", "512"),
+        *("--cpu-cores", f"{cores[0]},{cores[-1]}"),
+    )
+    child = zygote.start("services.target", arguments)
+    try:
+        yield child
+        child.communicate(timeout=60)
+        assert list(tmp_path.glob("hippo-ranks-*")) == []
+    finally:
+        child.kill()
+        child.communicate()
 
 
 def _wait(condition: Callable[[], Any]) -> Any:
@@ -66,9 +66,9 @@ def _wait(condition: Callable[[], Any]) -> Any:
     return value
 
 
-def _port(port_file: Path) -> int:
-    _wait(port_file.exists)
-    return int(port_file.read_text())
+def _port(folder: Path) -> int:
+    _wait((folder / "port").exists)
+    return int((folder / "port").read_text())
 
 
 def _follower(child: ForkedProcess) -> psutil.Process:
@@ -82,7 +82,7 @@ def _has_ended(process: psutil.Process) -> bool:
 
 
 def test_a_service_on_two_ranks_serves_one_ranks_output_and_stops_in_good_order(
-    target_checkpoint: Path, tmp_path: Path, start: Start
+    target_checkpoint: Path, tmp_path: Path, child: ForkedProcess, cores: list[int]
 ) -> None:
     async def expected() -> list[int]:
         model = load_model(
@@ -95,15 +95,11 @@ def test_a_service_on_two_ranks_serves_one_ranks_output_and_stops_in_good_order(
         async with ready_client(TargetClient, port) as client:
             return (await target_only(client, TEXT)).token_ids
 
-    cores = psutil.Process().cpu_affinity()
-    flags = ("--cpu-cores", f"{cores[0]},{cores[-1]}")
-    with start(target_checkpoint, tmp_path / "port", *flags) as child:
-        ids = asyncio.run(use(_port(tmp_path / "port")))
-        follower = _follower(child)
-        assert follower.cpu_affinity() == [cores[-1]]
-        child.send_signal(signal.SIGTERM)
-        _, log = child.communicate(timeout=60)
-
+    ids = asyncio.run(use(_port(tmp_path)))
+    follower = _follower(child)
+    assert follower.cpu_affinity() == [cores[-1]]
+    child.send_signal(signal.SIGTERM)
+    _, log = child.communicate(timeout=60)
     assert child.returncode == 0, log
     assert _has_ended(follower)
     assert ids == asyncio.run(expected())
@@ -113,12 +109,12 @@ def test_a_service_on_two_ranks_serves_one_ranks_output_and_stops_in_good_order(
 
 
 def test_a_follower_that_is_killed_ends_the_service_with_a_clear_message(
-    target_checkpoint: Path, tmp_path: Path, start: Start
+    tmp_path: Path, child: ForkedProcess
 ) -> None:
     endless = dataclasses.replace(TEXT, max_tokens=450)
 
-    async def use(port: int, child: ForkedProcess) -> None:
-        async with ready_client(TargetClient, port) as client:
+    async def use() -> None:
+        async with ready_client(TargetClient, _port(tmp_path)) as client:
             with pytest.raises(UnavailableError):
                 async with client.verify(endless) as stream:
                     await anext(aiter(stream))
@@ -126,35 +122,28 @@ def test_a_follower_that_is_killed_ends_the_service_with_a_clear_message(
                     async for _ in stream:
                         pass
 
-    with start(target_checkpoint, tmp_path / "port") as child:
-        asyncio.run(use(_port(tmp_path / "port"), child))
-        _, log = child.communicate(timeout=60)
-
+    asyncio.run(use())
+    _, log = child.communicate(timeout=60)
     assert child.returncode == 1, log
     assert "the process of rank 1 was ended by SIGKILL" in log
 
 
-def test_followers_end_when_rank_0_ends_for_whatever_reason(
-    target_checkpoint: Path, tmp_path: Path, start: Start
-) -> None:
-    with start(target_checkpoint, tmp_path / "port") as child:
-        follower = _follower(child)
-        child.kill()
-        _wait(lambda: _has_ended(follower))
+def test_followers_end_when_rank_0_ends_for_whatever_reason(child: ForkedProcess) -> None:
+    follower = _follower(child)
+    child.kill()
+    _wait(lambda: _has_ended(follower))
 
 
 @pytest.mark.parametrize("is_stopped", [True, False], ids=["SIGTERM", "a follower that ends"])
 def test_an_end_while_the_ranks_load_leaves_no_process_behind(
-    is_stopped: bool, target_checkpoint: Path, tmp_path: Path, start: Start
+    is_stopped: bool, child: ForkedProcess
 ) -> None:
-    with start(target_checkpoint, tmp_path / "port") as child:
-        follower = _follower(child)
-        if is_stopped:
-            child.send_signal(signal.SIGTERM)
-        else:
-            follower.kill()
-        _, log = child.communicate(timeout=60)
-
+    follower = _follower(child)
+    if is_stopped:
+        child.send_signal(signal.SIGTERM)
+    else:
+        follower.kill()
+    _, log = child.communicate(timeout=60)
     assert child.returncode == (0 if is_stopped else 1), log
     assert _has_ended(follower)
     assert is_stopped or "the process of rank 1 was ended by SIGKILL" in log

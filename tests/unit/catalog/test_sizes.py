@@ -6,7 +6,9 @@ import argparse
 import copy
 import json
 import re
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -26,6 +28,18 @@ QWEN_32B, QWEN_72B = "Qwen/Qwen2.5-VL-32B-Instruct", "Qwen/Qwen2.5-VL-72B-Instru
 LLAVA = "llava-hf/llava-onevision-qwen2-0.5b-ov-hf"
 INTERNVL_38B = "OpenGVLab/InternVL3_5-38B-HF"
 EXPERTS = "Qwen/Qwen3-VL-30B-A3B-Instruct"
+
+
+@pytest.fixture
+def sizes(capsys: pytest.CaptureFixture[str]) -> Callable[..., Any]:
+    """What the command prints, and with --json the models of it."""
+
+    def run(*arguments: str) -> Any:
+        assert main(["sizes", *arguments]) == 0
+        shown = capsys.readouterr().out
+        return json.loads(shown)["models"] if "--json" in arguments else shown
+
+    return run
 
 
 @pytest.mark.parametrize("name", HUB_FORMS)
@@ -135,20 +149,15 @@ def test_what_is_no_model_is_refused_by_name(tmp_path: Path) -> None:
         shape_of("m", {"model_type": "qwen2_5_vl", "text_config": {"a": 1}, "vision_config": {}})
 
 
-def test_the_command_shows_a_pair_on_three_sizes_of_devices(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    arguments = ["sizes", "--target", QWEN_72B, "--draft", "Qwen/Qwen2.5-VL-7B-Instruct"]
-    assert main([*arguments, "--json", "--concurrency", "2"]) == 0
-    result = json.loads(capsys.readouterr().out)
-    target, draft = result["models"]
+def test_the_command_shows_a_pair_on_three_sizes_of_devices(sizes: Callable[..., Any]) -> None:
+    arguments = ["--target", QWEN_72B, "--draft", "Qwen/Qwen2.5-VL-7B-Instruct"]
+    target, draft = sizes(*arguments, "--json", "--concurrency", "2")
     assert target["max_context_length"] == 8960
     assert target["devices"]["141"]["num_devices"] == 2
     assert target["devices"]["80"]["num_devices"] == 2
     assert draft["devices"]["40"]["num_devices"] == 1
     assert draft["devices"]["40"]["most_slots"] >= 2
-    assert main(arguments) == 0
-    shown = capsys.readouterr().out
+    shown = sizes(*arguments)
     assert "loading needs" in shown
     parser = argparse.ArgumentParser()
     add_stack_arguments(parser, port=0)
@@ -160,32 +169,23 @@ def test_the_command_shows_a_pair_on_three_sizes_of_devices(
     assert "gateway, for hippo up: --gateway-arg=--max-visual-tokens=8192\n" in shown
 
 
-def test_on_a_cpu_the_head_the_process_and_frames_count_too(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_on_a_cpu_the_head_the_process_and_frames_count_too(sizes: Callable[..., Any]) -> None:
     name = "Qwen/Qwen2.5-VL-3B-Instruct"
-    sizes = []
-    for further in ([], ["--cpu"]):
-        assert main(["sizes", "--target", name, "--json", *further]) == 0
-        sizes.append(json.loads(capsys.readouterr().out)["models"][0])
-    gpu, cpu = sizes
+    (gpu,), (cpu,) = (sizes("--target", name, "--json", *more) for more in ([], ["--cpu"]))
     assert cpu["weight_bytes"] - gpu["weight_bytes"] == 2 * find_shape(name).num_head_parameters
     assert cpu["cache_bytes"] == 2 * gpu["cache_bytes"] and cpu["devices"] == {}
     parts = sum(cpu[f"{part}_bytes"] for part in ("weight", "work", "cache"))
     assert cpu["total_bytes"] == parts + 2 * 256_000_000 + PROCESS_BYTES
-    assert main(["sizes", "--target", name, "--cpu"]) == 0
-    assert "on a CPU, with the packed copy" in capsys.readouterr().out
+    assert "on a CPU, with the packed copy" in sizes("--target", name, "--cpu")
 
 
-def test_a_quantised_72b_fits_on_one_device(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["sizes", "--target", QWEN_72B, "--weights-bits", "4.4", "--json"]) == 0
-    (target,) = json.loads(capsys.readouterr().out)["models"]
+def test_a_quantised_72b_fits_on_one_device(sizes: Callable[..., Any]) -> None:
+    (target,) = sizes("--target", QWEN_72B, "--weights-bits", "4.4", "--json")
     assert 39 < target["weight_bytes"] / 2**30 < 42
     assert target["devices"]["80"]["num_devices"] == 1
     assert target["devices"]["40"]["num_devices"] == 0  # ranks do not share quantised layers
     assert find_shape(QWEN_72B).layer_bits is None
-    assert main(["sizes", "--target", f"{QWEN_72B}-AWQ", "--json"]) == 0
-    (by_name,) = json.loads(capsys.readouterr().out)["models"]
+    (by_name,) = sizes("--target", f"{QWEN_72B}-AWQ", "--json")
     assert by_name == {**target, "model": f"{QWEN_72B}-AWQ"}
     assert find_shape("Qwen/Qwen2-VL-72B-Instruct-GPTQ-Int8").layer_bits == 8.2
     assert find_shape(f"{QWEN_72B}-AWQ", layer_bits=5).layer_bits == 5
@@ -216,9 +216,9 @@ def test_a_quantised_folder_takes_the_bytes_of_hippos_layout_or_of_its_files(
     assert find_shape(str(folder)).layer_bits == INT4_WITH_ZEROS
 
 
-def test_all_known_pairs_are_rows_of_a_table(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["sizes", "--all", "--markdown"]) == 0
-    roles = re.findall(r"^\| (target|draft) \| \S+ \|", capsys.readouterr().out, re.MULTILINE)
+def test_all_known_pairs_are_rows_of_a_table(sizes: Callable[..., Any]) -> None:
+    shown = sizes("--all", "--markdown")
+    roles = re.findall(r"^\| (target|draft) \| \S+ \|", shown, re.MULTILINE)
     assert roles == ["target", "draft"] * 12
 
 

@@ -46,12 +46,8 @@ def seen_in_a_thread(prepare: Callable[[], None], *, then: Callable[[], None]) -
 
 
 @pytest.mark.usefixtures("two_threads")
-def test_the_device_thread_keeps_its_threads_when_another_one_computes_alone() -> None:
+def test_a_thread_keeps_its_threads_when_another_one_sets_its_own() -> None:
     assert seen_in_a_thread(lambda: set_threads_here(2), then=compute_alone) == 2
-
-
-@pytest.mark.usefixtures("two_threads")
-def test_a_thread_that_computes_alone_stays_so() -> None:
     assert seen_in_a_thread(compute_alone, then=lambda: set_threads_here(2)) == 1
 
 

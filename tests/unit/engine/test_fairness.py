@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hippo.engine.fairness import PrefillShare, prefill_budget_ns
+from hippo.engine.fairness import PrefillShare
 
 FORWARD_NS = 10_000_000
 
@@ -28,14 +28,10 @@ FORWARD_NS = 10_000_000
 def test_a_prefills_budget_in_forwards(
     num_waiting: int, num_running: int, tokens_each: float, delays_others: bool, num_forwards: float
 ) -> None:
-    budget_ns = prefill_budget_ns(
-        num_waiting=num_waiting,
-        num_running=num_running,
-        forward_ns=FORWARD_NS,
-        tokens_each=tokens_each,
-        delays_others=delays_others,
-    )
-    assert budget_ns == pytest.approx(num_forwards * FORWARD_NS)
+    share, tokens = PrefillShare(), round(tokens_each * num_running)
+    share.count_forward(FORWARD_NS, ["alice"] * num_running, tokens)
+    assert share.allows("mallory" if delays_others else "alice", num_waiting=num_waiting)
+    assert share.budget_ns == pytest.approx(num_forwards * FORWARD_NS)
 
 
 @given(

@@ -98,49 +98,48 @@ async def test_without_room_nothing_is_kept_but_what_runs_is_shared() -> None:
     assert cache.num_bytes == 0
 
 
-async def test_requests_at_once_share_one_decoding() -> None:
+def held() -> tuple[SlowDecoder, MediaCache]:
+    """A decoder that is not let yet, and its cache."""
     decoder = SlowDecoder(is_open=False)
-    cache = MediaCache(decoder, 10 * FRAME_BYTES)
-    asking = [asyncio.create_task(cache.decode(video(b"clip"), PLAN)) for _ in range(3)]
-    await asyncio.sleep(0)
-    decoder.open.set()
-    answers = await asyncio.gather(*asking)
-    assert decoder.started == [b"clip"]
-    assert all(answer is answers[0] for answer in answers)
+    return decoder, MediaCache(decoder, 10 * FRAME_BYTES)
 
 
-async def test_who_leaves_takes_nothing_from_those_who_stay() -> None:
-    decoder = SlowDecoder(is_open=False)
-    cache = MediaCache(decoder, 10 * FRAME_BYTES)
-    leaving, staying = (asyncio.create_task(cache.decode(video(b"clip"), PLAN)) for _ in range(2))
+async def ask(
+    cache: MediaCache, number: int, data: bytes = b"clip"
+) -> list[asyncio.Task[DecodedMedia]]:
+    tasks = [asyncio.create_task(cache.decode(video(data), PLAN)) for _ in range(number)]
     await asyncio.sleep(0)
-    leaving.cancel()
-    await asyncio.gather(leaving, return_exceptions=True)
+    return tasks
+
+
+async def leave(*tasks: asyncio.Task[DecodedMedia]) -> None:
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def test_requests_at_once_share_one_decoding_also_if_one_of_them_leaves() -> None:
+    decoder, cache = held()
+    *staying, leaving = await ask(cache, 3)
+    await leave(leaving)
     decoder.open.set()
-    assert (await staying).frames.shape[0] == 4
-    assert decoder.num_cancelled == 0
+    one, other = await asyncio.gather(*staying)
+    assert one is other and one.frames.shape[0] == 4
+    assert (decoder.started, decoder.num_cancelled) == ([b"clip"], 0)
 
 
 async def test_a_decoding_that_nobody_waits_for_is_cancelled_and_begun_anew() -> None:
-    decoder = SlowDecoder(is_open=False)
-    cache = MediaCache(decoder, 10 * FRAME_BYTES)
-    leaving = [asyncio.create_task(cache.decode(video(b"clip"), PLAN)) for _ in range(2)]
-    await asyncio.sleep(0)
-    for task in leaving:
-        task.cancel()
-    await asyncio.gather(*leaving, return_exceptions=True)
-    later = asyncio.create_task(cache.decode(video(b"clip"), PLAN))
-    await asyncio.sleep(0)
+    decoder, cache = held()
+    await leave(*await ask(cache, 2))
+    (later,) = await ask(cache, 1)
     decoder.open.set()
     assert (await later).frames.shape[0] == 4
     assert (len(decoder.started), decoder.num_cancelled) == (2, 1)
 
 
 async def test_an_error_reaches_all_who_wait_and_is_not_kept() -> None:
-    decoder = SlowDecoder(is_open=False)
-    cache = MediaCache(decoder, 10 * FRAME_BYTES)
-    asking = [asyncio.create_task(cache.decode(video(b"bad"), PLAN)) for _ in range(2)]
-    await asyncio.sleep(0)
+    decoder, cache = held()
+    asking = await ask(cache, 2, b"bad")
     decoder.open.set()
     for task in asking:
         with pytest.raises(MediaError, match="no video"):

@@ -5,8 +5,18 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 
+from hypothesis import strategies as st
+
 Grid = tuple[int, int, int]
+Grids = tuple[Grid, ...]
 Vector = Sequence[float]
+GRIDS = st.lists(
+    st.tuples(st.integers(1, 4), st.integers(1, 6), st.integers(1, 6)), min_size=1, max_size=3
+).map(tuple)
+
+
+def size_of(grids: Sequence[Grid]) -> int:
+    return sum(frames * rows * columns for frames, rows, columns in grids)
 
 
 def cosine(one: Vector, other: Vector) -> float:
@@ -16,9 +26,8 @@ def cosine(one: Vector, other: Vector) -> float:
 
 
 def token_index(grids: Sequence[Grid], video: int, frame: int, row: int, column: int) -> int:
-    before = sum(f * r * c for f, r, c in grids[:video])
     _, rows, columns = grids[video]
-    return before + (frame * rows + row) * columns + column
+    return size_of(grids[:video]) + (frame * rows + row) * columns + column
 
 
 def attention(

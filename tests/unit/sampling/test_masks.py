@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from llguidance import grammar_from
 
-from hippo.engine.grammars import GrammarCompiler, grammar_compiler
+from hippo.engine.grammars import GrammarCompiler
 from hippo.errors import HippoError, InvalidRequestError
 from hippo.grammars.limits import new_matcher
 from hippo.sampling.masks import TokenMasks, mask_logits
@@ -189,26 +189,17 @@ def test_a_grammar_needs_an_end_token_of_the_model(compiler: GrammarCompiler) ->
         _compile(compiler, JSON, end_token_ids=(3,))
 
 
-def test_a_failure_counts_only_where_its_row_is_used(compiler: GrammarCompiler) -> None:
-    masks = _regex(compiler, "[a-c]*")
-    masks._failure = (2, "too complex")
-    masks.check([1, 2, 3], [1, 0, 3, 4])  # the second guess was wrong
-    with pytest.raises(InvalidRequestError, match="too complex"):
-        masks.check([1, 2, 3], [1, 2, 0, 4])
-    assert _texts(_allowed(masks, _ids("ab"))[0]) >= {"a", "b", "c"}  # it begins again
-
-
 def test_a_grammar_that_leads_nowhere_ends_only_an_answer_that_follows_it(
     compiler: GrammarCompiler,
 ) -> None:
-    masks = _regex(compiler, "a(bé|c+)")
-    guess = _ids("bc")
+    masks = _regex(compiler, "a(cbé|c+)")
+    guess = _ids("cbc")
     masks.start(_ids("a"), guess)
     masks.take()
-    masks.check(guess, [*_ids("c"), 0, 0])
-    with pytest.raises(InvalidRequestError, match="after 2 tokens: no token of the voc"):
-        masks.check(guess, [*_ids("bc"), 0])
-    assert _texts(_allowed(masks, _ids("ac"))[0]) == {"c"}
+    masks.check(guess, [*_ids("cc"), 0, 0])  # the second guess was wrong
+    with pytest.raises(InvalidRequestError, match="after 3 tokens: no token of the voc"):
+        masks.check(guess, [*_ids("cbc"), 0])
+    assert _texts(_allowed(masks, _ids("acc"))[0]) == {"c"}  # it begins again
 
 
 _NO_PERIOD = "".join("ab"[number % 7 % 2 ^ (number // 3) % 2] for number in range(0, 999, 5))
@@ -254,7 +245,3 @@ def test_ids_that_break_the_grammar_are_an_error(compiler: GrammarCompiler) -> N
     masks.start(_ids("ab"), ())
     with pytest.raises(HippoError, match="does not follow"):
         masks.take()
-
-
-def test_a_tokenizer_that_cannot_be_read_means_no_grammars() -> None:
-    assert grammar_compiler(replace(INFO, tokenizer_json=b"{}")) is None

@@ -70,16 +70,6 @@ def test_penalties_equal_the_plain_implementation(
     torch.testing.assert_close(actual[0], torch.tensor(expected))
 
 
-def test_the_lowest_id_wins_a_tie(device: str) -> None:
-    for num_ids in (3, 1000, 151_643):
-        logits = torch.zeros(2, num_ids, device=device)
-        logits[1, [num_ids // 2, num_ids - 1]] = 1.0
-        assert choose_tokens(logits, SamplingParams()).tolist() == [0, num_ids // 2]
-        noise = torch.zeros(2, num_ids, dtype=torch.float64, device=device)
-        params = SamplingParams(temperature=1.0)
-        assert choose_tokens(logits, params, noise=noise).tolist() == [0, num_ids // 2]
-
-
 def test_a_tiny_temperature_is_greedy_and_a_huge_one_is_uniform() -> None:
     logits = torch.tensor([[1.0, 1.0 + 1e-6, -3e38, 0.5]])
     for temperature in (5e-324, 1e-30, 1e-9):
@@ -95,10 +85,10 @@ def test_a_tiny_temperature_is_greedy_and_a_huge_one_is_uniform() -> None:
 
 @pytest.mark.parametrize("num_ids", [2, 40, 1000, 5000, 152_064])
 @pytest.mark.parametrize("temperature", [0.0, 0.8])
-def test_a_draft_breaks_ties_as_the_target_does(
+def test_the_lowest_id_wins_a_tie_of_a_target_and_of_a_draft(
     num_ids: int, temperature: float, device: str
 ) -> None:
-    """Of logits in bfloat16, which have few values, and of its second choices too."""
+    """Of logits in bfloat16, which have few values, and of a draft's second choices too."""
     params = SamplingParams(temperature=temperature)
     noise = torch.zeros(4, num_ids, dtype=torch.float64, device=device)
     for seed in range(10):
@@ -154,11 +144,12 @@ def test_float32_extremes_and_excluded_ids_are_sampled_without_infinity(device: 
         SamplingParams(repetition_penalty=1.2, frequency_penalty=0.3, logit_bias=((1, 1.0),)),
     ],
 )
+@pytest.mark.parametrize("proposes", [False, True])
 def test_unusable_logits_raise_a_clear_internal_error(
-    row: list[float], params: SamplingParams, device: str
+    row: list[float], params: SamplingParams, proposes: bool, device: str
 ) -> None:
     logits = torch.tensor([[0.0, 1.0, 2.0], row], device=device)
-    sampler = TokenSampler(params, [0], 3, device)
+    sampler = TokenSampler(params, [0], 3, device, proposes=proposes)
     with pytest.raises(HippoError, match=r"logits are not usable \(NaN") as caught:
         sample(sampler, logits, [], [1])
     assert caught.value.http_status == 500

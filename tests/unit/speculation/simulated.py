@@ -10,8 +10,9 @@ from hippo.lab.simulation.devices import Costs, Outage, Outcome
 from hippo.lab.simulation.key_cache import KeyCache
 from hippo.lab.simulation.simulator import SecondChoice, Simulation, TokenFunction
 from hippo.speculation.coordinator import Action
-from hippo.speculation.core import Core
+from hippo.speculation.drafter import Drafter
 from hippo.speculation.policies import FixedPolicy, Policy
+from hippo.speculation.verifier import Verifier
 from hippo.types import Block, Pace, StepLimits, Verdict
 
 MS = 1_000_000
@@ -155,7 +156,7 @@ class CheckedSimulation(Simulation):
         self._num_in_flight += is_drafts
         super()._send_message(leg, arrive if is_drafts else deliver)
 
-    def _check_keys(self, core: Core | None, keys: KeyCache) -> None:
+    def _check_keys(self, core: Drafter | Verifier | None, keys: KeyCache) -> None:
         if core is not None:
             fed = list(core.fed_ids)
             assert list(keys.ids)[: len(fed)] == fed

@@ -15,9 +15,9 @@ from hippo.speculation.branches import Branches, Proposal
 from hippo.speculation.core import Step
 from hippo.speculation.drafter import Drafter
 from hippo.speculation.policies import FixedPolicy
-from hippo.types import Block, Branch, Commit, Pace, StepLimits
+from hippo.types import Branch, Commit, Pace, StepLimits
+from tests.unit.speculation.test_drafter import END, start, take
 
-END = 99
 PACE = Pace(StepLimits(1, 8, 1000), StepLimits(1, 8, 1000), 3, 2, max_reused=4, max_branched=4)
 
 
@@ -33,16 +33,10 @@ def a_drafter(*, max_guessed: int = 0, max_tokens: int = 100) -> Drafter:
 
 
 def say(drafter: Drafter, *proposals: Proposal) -> Step:
-    step = drafter.next_step()
-    assert step is not None
+    step = start(drafter)
     ids = [proposal.token_id for proposal in proposals]
     drafter.finish_step(step, ids, notes=proposals)
     return step
-
-
-def take(drafter: Drafter) -> Block:
-    [block] = drafter.take_messages()
-    return block
 
 
 def test_an_exhausted_draft_extends_the_likeliest_branch_and_sends_it() -> None:
@@ -74,8 +68,7 @@ def test_less_likely_branches_follow_until_enough_is_drafted() -> None:
 
 def test_a_step_of_a_branch_guesses_that_the_run_goes_on_as_it_did() -> None:
     drafter = a_drafter(max_guessed=4)
-    step = drafter.next_step()
-    assert step is not None
+    step = start(drafter)
     assert (step.token_ids, step.num_guessed) == ((21, 12), 1)
     drafter.finish_step(step, [12, 13], notes=[Proposal(12), Proposal(13)])
     assert take(drafter).branches == (Branch(1, (21, 12, 13)),)
@@ -98,22 +91,19 @@ def test_the_draft_goes_on_at_the_end_of_the_branch_that_the_target_takes() -> N
 def test_a_step_about_a_branch_is_used_if_its_commit_comes_meanwhile() -> None:
     drafter = a_drafter()
     say(drafter, Proposal(31))
-    step = drafter.next_step()
-    assert step is not None
+    step = start(drafter)
     drafter.add_commit(Commit(1, 0, (10, 21)))
     assert drafter.finish_step(step, [32], notes=[Proposal(32)]) == 1
     assert drafter.ids == [10, 21, 31, 32]
-    step = drafter.next_step()
+    step = start(drafter)
     drafter.add_commit(Commit(2, 2, (51,)))
-    assert step is not None
     assert drafter.finish_step(step, [33], notes=[Proposal(33)]) == 0
 
 
 def test_a_branch_ends_with_an_end_token_and_before_the_targets_last_token() -> None:
     drafter = a_drafter()
     say(drafter, Proposal(END))
-    step = drafter.next_step()
-    assert step is not None and step.token_ids == (11, 22)
+    assert start(drafter).token_ids == (11, 22)
     drafter = a_drafter(max_tokens=4)
     take(drafter)
     say(drafter, Proposal(31))
@@ -132,11 +122,17 @@ def test_branches_that_the_target_dropped_are_sent_again_with_the_run() -> None:
     assert block.branches == (Branch(1, (21, 31, 32)),)
 
 
-def test_branches_of_settled_tokens_leave_room_for_others() -> None:
+def a_spent_drafter() -> Drafter:
+    """A draft that has drafted all that it may in branches."""
     drafter = a_drafter()
     for token_id in (31, 32, 33, 34):
         say(drafter, Proposal(token_id))
-    assert drafter.next_step() is None  # all that may be drafted in branches
+    assert drafter.next_step() is None
+    return drafter
+
+
+def test_branches_of_settled_tokens_leave_room_for_others() -> None:
+    drafter = a_spent_drafter()
     drafter.add_commit(Commit(0, 0, (10, 11, 12)))
     for token_id in (13, 14, 15):
         say(drafter, Proposal(token_id, token_id + 10, 0.3))
@@ -145,10 +141,7 @@ def test_branches_of_settled_tokens_leave_room_for_others() -> None:
 
 
 def test_a_new_run_has_branches_of_its_own() -> None:
-    drafter = a_drafter()
-    for token_id in (31, 32, 33, 34):
-        say(drafter, Proposal(token_id))
-    assert drafter.next_step() is None  # all that may be drafted in branches
+    drafter = a_spent_drafter()
     drafter.add_commit(Commit(1, 0, (10, 50)))
     say(drafter, Proposal(60, 61, 0.4))
     say(drafter, Proposal(70, 71, 0.1))

@@ -59,24 +59,64 @@ def take(drafter: Drafter) -> Block:
     return block
 
 
-def test_the_prefills_token_is_the_first_and_is_fed_next() -> None:
-    drafter = make_drafter()
-    assert take(drafter) == Block(0, 0, (10,))
-    assert drafter.next_step() == Step(0, (10,))
+PACE_2_3 = make_pace(block_size=3, num_first=2)
+LATER = make_pace(max_ahead=2, block_size=4, num_first=4)
 
 
-def test_the_first_block_of_a_run_is_what_the_idle_target_waits_for() -> None:
-    drafter = make_drafter(pace=make_pace(block_size=3, num_first=2))
-    assert drafter.take_messages() == []
-    draft(drafter, 11)
-    assert take(drafter).token_ids == (10, 11)
-    draft(drafter, 12, 13)
-    assert drafter.take_messages() == []
-    drafter.add_commit(Commit(1, 0, (10, 55)))
-    draft(drafter, 56)
-    assert drafter.take_messages() == []
-    draft(drafter, 57)
-    assert take(drafter) == Block(1, 2, (56, 57))
+@pytest.mark.parametrize(
+    ("pace", "events"),
+    [
+        pytest.param(make_pace(), [Block(0, 0, (10,)), Step(0, (10,))], id="the prefill's token"),
+        pytest.param(
+            PACE_2_3,
+            [None, 11, Block(0, 0, (10, 11)), 12, 13, None, Commit(1, 0, (10, 55)), 56, None, 57,
+             Block(1, 2, (56, 57))],
+            id="the first block of a run is what the idle target waits for",
+        ),
+        pytest.param(
+            LATER,
+            [11, "idle", Block(0, 0, (10, 11), is_exhausted=True), Commit(0, 0, (10,)),
+             Step(1, (11,))],
+            id="drafting stops at max_ahead and goes on after a commit",
+        ),
+        pytest.param(
+            PACE_2_3,
+            [11, Block(0, 0, (10, 11)), 12, 13, 14, Block(0, 2, (12, 13, 14)),
+             Commit(0, 0, (10, 51)), 52, None, 53, Block(1, 2, (52, 53))],
+            id="a new run is sent from its beginning however far the broken one was sent",
+        ),
+        pytest.param(
+            make_pace(block_size=2, num_first=2),
+            [11, Block(0, 0, (10, 11)), 12, Commit(0, 0, (10, 11, 52)), 53, 54,
+             Block(0, 3, (53, 54))],
+            id="a difference in what was not sent raises no epoch",
+        ),
+        pytest.param(
+            PACE_2_3,
+            [11, Block(0, 0, (10, 11)), 12, 13, None, Commit(2, 0, (10, 11)),
+             Block(2, 2, (12, 13))],
+            id="the target waits for what is sent again as for a first block",
+        ),
+        pytest.param(
+            Pace(),
+            ["idle", None, Commit(0, 0, (10, 11)), "idle", make_pace(), Step(0, (10, 11))],
+            id="a draft at rest does nothing until the pace changes",
+        ),
+    ],
+)  # fmt: skip
+def test_what_is_drafted_and_sent(pace: Pace, events: list[Any]) -> None:
+    """Numbers are drafted; commits and paces arrive; a block (None: nothing) is sent; a step
+    ("idle": none) follows."""
+    drafter = make_drafter(pace=pace)
+    for event in events:
+        if isinstance(event, int):
+            draft(drafter, event)
+        elif isinstance(event, Commit | Pace):
+            drafter.receive(event)
+        elif event == "idle" or isinstance(event, Step):
+            assert drafter.next_step() == (None if event == "idle" else event)
+        else:
+            assert drafter.take_messages() == ([event] if event else [])
 
 
 def test_a_block_tells_how_long_the_device_waited_since_the_block_before() -> None:
@@ -87,49 +127,6 @@ def test_a_block_tells_how_long_the_device_waited_since_the_block_before() -> No
     for token_id, wait_ns in ((13, 2), (14, 9)):
         drafter.finish_step(start(drafter), [token_id], Timing(wait_ns=wait_ns))
     assert take(drafter).wait_ns == 2 + 9
-
-
-def test_drafting_stops_at_max_ahead_and_goes_on_after_a_commit() -> None:
-    drafter = make_drafter(pace=make_pace(max_ahead=2, block_size=4, num_first=4))
-    draft(drafter, 11)
-    assert drafter.next_step() is None
-    assert take(drafter).is_exhausted
-    drafter.add_commit(Commit(0, 0, (10,)))
-    assert drafter.next_step() == Step(1, (11,))
-
-
-def test_a_new_run_is_sent_from_its_beginning_however_far_the_broken_one_was_sent() -> None:
-    drafter = make_drafter(pace=make_pace(block_size=3, num_first=2))
-    draft(drafter, 11)
-    take(drafter)
-    draft(drafter, 12, 13, 14)
-    take(drafter)
-    drafter.add_commit(Commit(0, 0, (10, 51)))
-    draft(drafter, 52)
-    assert drafter.take_messages() == []
-    draft(drafter, 53)
-    assert take(drafter) == Block(1, 2, (52, 53))
-
-
-def test_a_difference_in_what_was_not_sent_raises_none() -> None:
-    drafter = make_drafter(pace=make_pace(block_size=2, num_first=2))
-    draft(drafter, 11)
-    take(drafter)
-    draft(drafter, 12)
-    drafter.add_commit(Commit(0, 0, (10, 11, 52)))
-    draft(drafter, 53, 54)
-    block = take(drafter)
-    assert (block.epoch, block.start_index, block.token_ids) == (0, 3, (53, 54))
-
-
-def test_the_target_waits_for_what_is_sent_again_as_for_a_first_block() -> None:
-    drafter = make_drafter(pace=make_pace(block_size=3, num_first=2))
-    draft(drafter, 11)
-    take(drafter)
-    draft(drafter, 12, 13)
-    assert drafter.take_messages() == []
-    drafter.add_commit(Commit(2, 0, (10, 11)))
-    assert take(drafter) == Block(2, 2, (12, 13))
 
 
 def test_a_draft_that_joins_a_long_answer_feeds_it_in_parts() -> None:
@@ -146,16 +143,6 @@ def test_a_draft_that_joins_a_long_answer_feeds_it_in_parts() -> None:
     assert step == Step(256, (*settled[256:], 310, 311))
     assert drafter.finish_step(step, [312]) == 1
     assert take(drafter) == Block(4, 302, (312,))
-
-
-def test_a_draft_at_rest_does_nothing_until_the_pace_changes() -> None:
-    drafter = make_drafter(pace=Pace())
-    assert drafter.next_step() is None
-    assert drafter.take_messages() == []
-    drafter.add_commit(Commit(0, 0, (10, 11)))
-    assert drafter.next_step() is None
-    drafter.receive(make_pace())
-    assert drafter.next_step() == Step(0, (10, 11))
 
 
 def test_a_commit_after_a_gap_is_refused() -> None:
@@ -191,11 +178,17 @@ def test_a_block_tells_which_tokens_stood_in_a_guess() -> None:
     assert take(drafter).guessed_places == ()
 
 
-def test_what_a_broken_run_said_next_is_tried_first() -> None:
+def make_broken() -> Drafter:
+    """A draft whose run from 10 to 15 was wrong at 11, which should have been 51."""
     drafter = make_guessing(max_guessed=1)
     draft(drafter, 11, 12, 13, 14, 15)
     take(drafter)
     drafter.add_commit(Commit(1, 0, (10, 51)))
+    return drafter
+
+
+def test_what_a_broken_run_said_next_is_tried_first() -> None:
+    drafter = make_broken()
     step = start(drafter)
     assert step == Step(1, (51, 12, 13, 14), num_guessed=3)
     assert drafter.finish_step(step, [12, 13, 88, 89]) == 3
@@ -203,17 +196,12 @@ def test_what_a_broken_run_said_next_is_tried_first() -> None:
 
 
 def test_a_broken_run_that_does_not_fit_is_not_tried_in_vain() -> None:
-    drafter = make_guessing(max_guessed=1)
-    draft(drafter, 11, 12, 13, 14, 15)
-    take(drafter)
-    drafter.add_commit(Commit(1, 0, (10, 51)))
+    drafter = make_broken()
     assert drafter.finish_step(start(drafter), [88, 89, 90, 91]) == 1
-    step = start(drafter)
-    assert step.token_ids == (88,)
-    assert drafter.finish_step(step, [12]) == 1
-    step = start(drafter)
-    assert step.token_ids == (12,)
-    assert drafter.finish_step(step, [13]) == 1
+    for last_id, next_id in ((88, 12), (12, 13)):
+        step = start(drafter)
+        assert step.token_ids == (last_id,)
+        assert drafter.finish_step(step, [next_id]) == 1
     assert start(drafter).token_ids == (13, 14, 15)
 
 

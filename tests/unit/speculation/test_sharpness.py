@@ -3,10 +3,6 @@
 from __future__ import annotations
 
 from hippo.speculation.sharpness import SHARPNESSES, Sharpness, SharpnessByTemperature
-from hippo.types import SamplingParams
-
-NUM_IDS = 40
-PARAMS = SamplingParams(temperature=0.9, top_k=12, seed=7)
 
 
 def test_the_sharpness_that_was_right_most_often_of_late_is_the_best() -> None:

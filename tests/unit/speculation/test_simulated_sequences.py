@@ -13,14 +13,9 @@ from hypothesis import strategies as st
 from hippo.lab.simulation.devices import Costs, Outage
 from hippo.lab.simulation.simulator import Simulation
 from hippo.speculation.policies import POLICY_NAMES, Policy, make_policy
+from hippo.speculation.stats import SpeculationStats
 from hippo.types import Verdict
-from tests.unit.speculation.simulated import (
-    MS,
-    RestlessPolicy,
-    run,
-    toy_draft,
-    toy_target,
-)
+from tests.unit.speculation.simulated import MS, RestlessPolicy, run, toy_draft, toy_target
 
 
 @pytest.mark.parametrize("is_faulty", [False, True], ids=["in-good-order", "with-outages"])
@@ -104,17 +99,13 @@ def test_a_draft_that_hangs_owes_a_block_whatever_it_has_said(name: str, agreeme
 
 
 @pytest.mark.parametrize("name", PATIENT)
-def test_a_draft_whose_prefill_does_not_end_costs_nothing(name: str) -> None:
-    outcome = _with_draft(name, draft_prefill_ns=_FOREVER).run()
+@pytest.mark.parametrize("outages", [(), (Outage(100 * MS, 150 * MS),)], ids=["first", "joining"])
+def test_a_draft_whose_prefill_does_not_end_costs_nothing(
+    name: str, outages: Sequence[Outage]
+) -> None:
+    outcome = _with_draft(name, draft_prefill_ns=_FOREVER, outages=outages).run()
     assert outcome.decode_ns == 39 * 10 * MS
     assert len(outcome.output_ids) == 40
-
-
-@pytest.mark.parametrize("name", PATIENT)
-def test_nor_does_one_that_joins_in_mid_answer_and_never_drafts(name: str) -> None:
-    lost = Outage(100 * MS, 150 * MS)
-    outcome = _with_draft(name, draft_prefill_ns=_FOREVER, outages=(lost,)).run()
-    assert outcome.decode_ns == 39 * 10 * MS
 
 
 _FOREVER = 10**15
@@ -144,37 +135,31 @@ def _with_draft(
     )
 
 
-@pytest.mark.parametrize("name", POLICY_NAMES)
-def test_a_draft_that_is_always_right_is_never_rejected(name: str) -> None:
-    outcome = run(
+def _smooth_stats(name: str, *, agreement: float, seed: int, max_tokens: int) -> SpeculationStats:
+    """The counts of an answer during which nothing is lost or late."""
+    return run(
         policy=make_policy(name, gamma=4, max_draft_tokens=8),
-        agreement=1.0,
-        seed=1,
-        max_tokens=100,
+        agreement=agreement,
+        seed=seed,
+        max_tokens=max_tokens,
         end_token_ids=set(),
         num_ids=1000,
         leg_ns=lambda: 250_000.0,
         draft_ns=lambda num_rows, context: 1.2 * MS,
-    )
-    assert outcome.stats.num_rejections == 0
-    assert outcome.stats.num_accepted_tokens == outcome.stats.num_draft_tokens
-    assert outcome.stats.num_stale_blocks == 0
-    if name != "off":
-        assert outcome.stats.mean_tokens_per_forward > 1.5
+    ).stats
+
+
+@pytest.mark.parametrize("name", POLICY_NAMES)
+def test_a_draft_that_is_always_right_is_never_rejected(name: str) -> None:
+    stats = _smooth_stats(name, agreement=1.0, seed=1, max_tokens=100)
+    assert stats.num_accepted_tokens == stats.num_draft_tokens
+    assert stats.num_rejections == stats.num_stale_blocks == 0
+    assert name == "off" or stats.mean_tokens_per_forward > 1.5
 
 
 @pytest.mark.parametrize("name", PATIENT)
 def test_both_sides_count_the_same_epochs_when_nothing_is_lost(name: str) -> None:
     """A drafter that fell out of step would have its blocks dropped and little accepted."""
-    outcome = run(
-        policy=make_policy(name, gamma=3, max_draft_tokens=8),
-        agreement=0.7,
-        seed=3,
-        max_tokens=300,
-        end_token_ids=set(),
-        num_ids=1000,
-        leg_ns=lambda: 250_000.0,
-        draft_ns=lambda num_rows, context: 1.2 * MS,
-    )
-    assert outcome.stats.num_rejections > 20
-    assert outcome.stats.mean_tokens_per_forward > 1.4
+    stats = _smooth_stats(name, agreement=0.7, seed=3, max_tokens=300)
+    assert stats.num_rejections > 20
+    assert stats.mean_tokens_per_forward > 1.4

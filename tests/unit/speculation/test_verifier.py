@@ -96,69 +96,12 @@ def test_each_wait_is_counted_from_the_end_of_the_step_before() -> None:
     assert verifier.next_step(700) == Wait(1200)
 
 
-def test_a_rejection_drops_what_is_queued_and_what_comes_of_that_run() -> None:
-    verifier = make_verifier()
-    verifier.add_block(block(11, 55, 56))
-    verdict = verify(verifier, 11, 12, 13, 14)
-    assert verdict.token_ids == (11, 12)
-    assert (verdict.is_rejection, verdict.epoch, verdict.num_dropped_tokens) == (True, 1, 2)
-    verifier.add_block(block(57, 58, start=4))
-    assert not verifier._run
-    verifier.add_block(block(13, start=3, epoch=1))
-    assert start(verifier).token_ids == (12, 13)
-
-
-def test_a_late_block_that_differs_ends_the_run_when_it_arrives() -> None:
-    verifier = make_verifier(optimistic=StepLimits(0, 8, 0))
-    verify(verifier, 11)
-    verifier.add_block(block(55, 12, 13))
-    assert verifier.epoch == 1
-    assert verifier.is_conservative
-    # The rest of that run begins where a right block would, and is not taken for one.
-    verifier.add_block(block(14, start=2))
-    verifier.add_block(block(12, start=2, epoch=1))
-    verdict = verify(verifier, 12, 13)
-    assert (verdict.epoch, verdict.is_rejection, verdict.num_dropped_tokens) == (1, False, 4)
-
-
 def test_the_wait_counts_from_when_the_device_was_free() -> None:
     verifier = make_verifier(optimistic=StepLimits(2, 8, 1000))
     assert verifier.next_step(5_000) == Wait(6_000)
     verifier.add_block(block(11))
     assert verifier.next_step(5_900) == Wait(6_000)
     assert start(verifier, 6_000).token_ids == (10, 11)
-
-
-def test_the_mode_follows_the_last_verified_block() -> None:
-    verifier = make_verifier(optimistic=StepLimits(0, 8, 0), conservative=StepLimits(0, 1, 0))
-    verifier.add_block(block(55))
-    assert not verify(verifier, 11, 12).is_conservative
-    verifier.add_block(block(12, 13, 14, start=2, epoch=1))
-    verdict = verify(verifier, 12, 13)
-    assert (verdict.is_conservative, verdict.num_draft_tokens) == (True, 1)
-    assert start(verifier).token_ids == (13, 14)
-    assert not verifier.is_conservative
-
-
-def test_a_step_without_draft_tokens_changes_no_mode() -> None:
-    verifier = make_verifier(optimistic=StepLimits(0, 8, 0), conservative=StepLimits(0, 2, 0))
-    verifier.add_block(block(55))
-    verify(verifier, 11, 12)
-    verify(verifier, 12)
-    assert verifier.is_conservative
-
-
-def test_after_a_rejection_the_rest_of_the_broken_run_is_verified_without_a_wait() -> None:
-    verifier = make_verifier(max_reused=3)
-    verifier.add_block(block(10, 11, 50, 13, 14, 15, 16, start=0))
-    assert verify(verifier, 11, 12, 13, 14, 15, 16, 17).is_rejection  # 50 should have been 12
-    step = start(verifier)
-    assert (step.start_index, step.token_ids) == (2, (12, 13, 14, 15))
-    verdict = finish(verifier, step, (13, 14, 99, 16))
-    assert verdict.token_ids == (13, 14, END)
-    assert (verdict.num_reused_tokens, verdict.num_accepted_reused) == (3, 2)
-    assert (verdict.num_draft_tokens, verdict.num_accepted_tokens) == (0, 0)
-    assert not verdict.is_rejection
 
 
 def test_the_next_run_is_compared_with_what_reuse_settled() -> None:
@@ -172,32 +115,6 @@ def test_the_next_run_is_compared_with_what_reuse_settled() -> None:
     assert start(verifier).token_ids == (15, 16)
 
 
-def a_verifier(*branches: Branch) -> Verifier:
-    """A target that settled 10, and holds the run 11, 12, 13, 14 and branches of it."""
-    verifier = make_verifier(conservative=StepLimits(1, 8, 1000), max_reused=4)
-    verifier.add_block(Block(0, 1, (11, 12, 13, 14), branches=branches))
-    return verifier
-
-
-def test_the_target_verifies_the_branch_of_its_token_without_a_wait() -> None:
-    verifier = a_verifier(Branch(1, (21, 31)), Branch(2, (22, 32, 33)))
-    assert verify(verifier, 11, 22, 0, 0, 0).is_rejection
-    step = start(verifier)
-    verdict = finish(verifier, step, (32, 34, 0))
-    assert (step.start_index, step.token_ids) == (2, (22, 32, 33))
-    assert verdict.token_ids == (32, 34)
-    assert (verdict.num_draft_tokens, verdict.num_accepted_tokens) == (2, 1)
-    assert (verdict.num_reused_tokens, verdict.epoch) == (0, 1)
-
-
-def test_a_branch_of_another_token_gives_way_to_the_broken_run() -> None:
-    verifier = a_verifier(Branch(2, (22, 32, 33)))
-    verify(verifier, 11, 23, 0, 0, 0)
-    step = start(verifier)
-    assert step.token_ids == (23, 13, 14)
-    assert finish(verifier, step, (13, 14, 15)).num_accepted_reused == 2
-
-
 PATIENT = {"optimistic": StepLimits(4, 8, 1000)}
 AT_ONCE = {"optimistic": StepLimits(0, 8, 0)}
 REUSES = {"max_reused": 4, "conservative": StepLimits(1, 8, 1000)}
@@ -205,6 +122,88 @@ WRONG = block(10, 11, 50, 13, 14, start=0)
 RUN = Block(0, 1, (11, 12, 13, 14), branches=(Branch(2, (22, 32, 33)),))
 LATE = Block(0, 1, (11, 12), branches=(Branch(1, (21, 31)),))
 NOTHING_MORE = block(is_exhausted=True)
+NO_WAIT = {"optimistic": StepLimits(0, 8, 0), "conservative": StepLimits(0, 1, 0)}
+
+
+@pytest.mark.parametrize(
+    ("options", "events", "expected"),
+    [
+        pytest.param(
+            {},
+            [block(11, 55, 56), (11, 12, 13, 14),
+             {"token_ids": (11, 12), "is_rejection": True, "epoch": 1, "num_dropped_tokens": 2},
+             block(57, 58, start=4), block(13, start=3, epoch=1)],
+            (12, 13),
+            id="a rejection drops what is queued and what comes of that run",
+        ),
+        pytest.param(
+            AT_ONCE,
+            # The rest of that run begins where a right block would, and is not taken for one.
+            [(11,), block(55, 12, 13), block(14, start=2), block(12, start=2, epoch=1), (12, 13),
+             {"epoch": 1, "is_rejection": False, "num_dropped_tokens": 4, "is_conservative": True}],
+            (13,),
+            id="a late block that differs ends the run when it arrives",
+        ),
+        pytest.param(
+            NO_WAIT,
+            [block(55), (11, 12), {"is_conservative": False}, block(12, 13, 14, start=2, epoch=1),
+             (12, 13), {"is_conservative": True, "num_draft_tokens": 1}, (14, 15),
+             {"is_conservative": False}],
+            (15,),
+            id="the mode follows the last verified block",
+        ),
+        pytest.param(
+            NO_WAIT,
+            [block(55), (11, 12), (12,), (13,), {"is_conservative": True}],
+            (13,),
+            id="a step without draft tokens changes no mode",
+        ),
+        pytest.param(
+            {"max_reused": 3},
+            [block(10, 11, 50, 13, 14, 15, 16, start=0), (11, 12, 13, 14, 15, 16, 17),
+             {"is_rejection": True}, (13, 14, 20, 16),
+             {"start_index": 3, "token_ids": (13, 14, 20), "num_reused_tokens": 3,
+              "num_accepted_reused": 2, "num_draft_tokens": 0, "num_accepted_tokens": 0,
+              "is_rejection": False}],
+            None,
+            id="after a rejection the rest of the broken run is verified without a wait",
+        ),
+        pytest.param(
+            REUSES,
+            [Block(0, 1, (11, 12, 13, 14), branches=(Branch(1, (21, 31)), Branch(2, (22, 32, 33)))),
+             (11, 22, 0, 0, 0), {"is_rejection": True}, (32, 34, 0),
+             {"start_index": 3, "token_ids": (32, 34), "num_draft_tokens": 2,
+              "num_accepted_tokens": 1, "num_reused_tokens": 0, "epoch": 1}],
+            None,
+            id="the target verifies the branch of its token without a wait",
+        ),
+        pytest.param(
+            REUSES,
+            [RUN, (11, 23, 0, 0, 0), (13, 14, 15), {"num_accepted_reused": 2}],
+            None,
+            id="a branch of another token gives way to the broken run",
+        ),
+    ],
+)  # fmt: skip
+def test_verdicts_and_the_next_step(
+    options: dict[str, Any], events: list[Any], expected: tuple[int, ...] | None
+) -> None:
+    follow(make_verifier(**options), events, expected)
+
+
+def follow(verifier: Verifier, events: list[Any], expected: tuple[int, ...] | None) -> None:
+    """The events are messages, the target's tokens of a step, and what its verdict tells; the ids
+    of the step behind them are expected, or a wait (None)."""
+    for event in events:
+        if isinstance(event, tuple):
+            verdict = verify(verifier, *event, now_ns=2000)
+        elif isinstance(event, dict):
+            assert {name: getattr(verdict, name) for name in event} == event
+        else:
+            verifier.receive(event)
+    step = verifier.next_step(0)
+    assert (step.token_ids if isinstance(step, Step) else None) == expected
+    assert isinstance(step, Wait) == (expected is None)
 
 
 @pytest.mark.parametrize(
@@ -254,17 +253,6 @@ NOTHING_MORE = block(is_exhausted=True)
     ],
 )
 def test_the_next_step(
-    options: dict[str, Any],
-    events: list[Block | Pace | tuple[int, ...]],
-    expected: tuple[int, ...] | None,
+    options: dict[str, Any], events: list[Any], expected: tuple[int, ...] | None
 ) -> None:
-    """The events are messages, and the target's tokens of a step; None is a wait."""
-    verifier = make_verifier(**options)
-    for event in events:
-        if isinstance(event, tuple):
-            verify(verifier, *event, now_ns=2000)
-        else:
-            verifier.receive(event)
-    step = verifier.next_step(0)
-    assert (step.token_ids if isinstance(step, Step) else None) == expected
-    assert isinstance(step, Wait) == (expected is None)
+    follow(make_verifier(**options), events, expected)
