@@ -1,7 +1,7 @@
 """The process that tries grammars: for each one it forks a child, which compiles it and ends.
 
     parent -> process   the tokenizer, once; then a socket for each grammar
-    child -> parent     that it has begun
+    child -> parent     its process id: it has begun
     parent -> child     the grammar, and its limits
     child -> parent     an error, or that there is none; nothing if the child was killed
 
@@ -11,23 +11,21 @@ a child costs some milliseconds. The process has no thread but the first.
 
 from __future__ import annotations
 
-import contextlib
 import os
 import resource
 import signal
 import socket
 import sys
+from functools import partial
 
 from llguidance import LLTokenizer
 
 from hippo.base.worker_process import (
     Message,
-    fork_children,
-    give_way,
-    ignore_signals,
     limit_memory,
     receive_message,
     send_message,
+    serve_forks,
 )
 from hippo.grammars.limits import error_of, new_matcher
 
@@ -43,9 +41,9 @@ def try_grammar(tokenizer: LLTokenizer, grammar: str) -> Message:
     return {}
 
 
-def run_child(channel: socket.socket, tokenizer: LLTokenizer) -> None:
+def run_child(tokenizer: LLTokenizer, channel: socket.socket) -> None:
     """Tries the grammar that ``channel`` gives within its limits."""
-    send_message(channel, {})  # ready
+    send_message(channel, {"pid": os.getpid()})  # ready
     if (received := receive_message(channel)) is None:
         return
     request, _ = received
@@ -58,19 +56,5 @@ def run_child(channel: socket.socket, tokenizer: LLTokenizer) -> None:
     send_message(channel, try_grammar(tokenizer, request["grammar"]))
 
 
-def main() -> None:
-    """Serves a socket, whose descriptor is the first argument."""
-    ignore_signals()
-    channel = socket.socket(fileno=int(sys.argv[1]))
-    with channel, contextlib.suppress(ConnectionError):
-        received = receive_message(channel)
-        if received is None:
-            return
-        tokenizer = LLTokenizer(**received[0])
-        give_way()
-        send_message(channel, {})  # ready
-        fork_children(channel, lambda own: run_child(own, tokenizer))
-
-
 if __name__ == "__main__":
-    main()
+    serve_forks(lambda options: partial(run_child, LLTokenizer(**options)))

@@ -6,7 +6,6 @@ import contextlib
 import dataclasses
 import fcntl
 import hashlib
-import json
 import logging
 import math
 import os
@@ -17,14 +16,14 @@ from typing import TypeVar
 import torch
 
 from hippo.base.local_files import LocalFiles
-from hippo.base.worker_process import ForkedWorker, Message, WorkerDiedError, map_whole
+from hippo.base.worker_process import ForkedWorker, ForkServer, Message, WorkerDiedError, map_whole
 from hippo.errors import ContextLengthError, MediaError
 from hippo.media.limits import NUM_WORKERS, DecodeLimits
 from hippo.media.resizing import FrameLimits
 from hippo.media.sampling import resolve_plan
 from hippo.models.interface.base import DecodedMedia
 from hippo.types import FramePlan, Media
-from hippo.video.seats import Seat, Turns, WorkerParent
+from hippo.video.seats import Seat, Turns
 from hippo.video.shared import SharedFrames, media_of
 from hippo.video.source import content_name, opened_media
 
@@ -64,20 +63,14 @@ class MediaDecoder:
     ) -> None:
         self.limits = limits or DecodeLimits()
         self.frame_limits = FrameLimits()  # the served model's, once it is loaded
-        settings = json.dumps(
-            {
-                "limits": dataclasses.asdict(self.limits),
-                "cpu_core": cpu_core,
-                "num_threads": 1
-                if cpu_core is not None
-                else min(_MOST_THREADS, os.cpu_count() or 1),
-            }
-        )
+        num_threads = 1 if cpu_core is not None else min(_MOST_THREADS, os.cpu_count() or 1)
+        settings = {"limits": dataclasses.asdict(self.limits), "cpu_core": cpu_core}
+        settings["num_threads"] = num_threads
         self._files = files or LocalFiles(())
         self._shared = shared
         self._turns = Turns(num_workers)
-        self._parent = WorkerParent(settings)
-        self._seats = [Seat(self._parent, self._log_confinement) for _ in range(num_workers)]
+        self._server = ForkServer("hippo.video.worker", settings)
+        self._seats = [Seat(self._server, self._log_confinement) for _ in range(num_workers)]
         self._logged: list[str] | None = None
 
     @property
@@ -140,7 +133,7 @@ class MediaDecoder:
             self._shared.clear()
         for seat in self._seats:
             await seat.wait_ended()
-        self._parent.close()
+        self._server.close()
 
     async def __aenter__(self) -> MediaDecoder:
         await self.start()

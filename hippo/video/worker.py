@@ -14,24 +14,22 @@ from __future__ import annotations
 
 import errno
 import importlib
-import json
 import math
 import os
 import socket
-import sys
 import traceback
+from collections.abc import Callable
+from functools import partial
 
 import numpy as np
 
 from hippo.base.heap import trim_heap
 from hippo.base.worker_process import (
     Message,
-    fork_children,
-    give_way,
-    ignore_signals,
     map_whole,
     receive_message,
     send_message,
+    serve_forks,
     shared_file,
 )
 from hippo.errors import ContextLengthError, MediaError
@@ -44,13 +42,11 @@ from hippo.video.confinement import confine
 from hippo.video.frames import read_video
 from hippo.video.images import read_frames, read_image
 
-# What PyAV and Pillow import when a file needs it, and the readers of hippo.media.formats.IMAGES.
+# What PyAV and Pillow would import when a file needs it, when none can be opened any more; and the
+# readers of hippo.media.formats.IMAGES.
 _LATE_MODULES = (
-    *(
-        f"av.{kind}.{part}"
-        for kind in ("audio", "subtitles")
-        for part in ("codeccontext", "stream")
-    ),
+    *("av.audio.codeccontext", "av.audio.stream"),
+    *("av.subtitles.codeccontext", "av.subtitles.stream"),
     *(f"PIL.Image{part}" for part in ("Cms", "Color", "File", "Filter", "Palette")),
     *(
         f"PIL.{reader}ImagePlugin"
@@ -140,13 +136,7 @@ def reply_to(
     }
 
 
-def import_late_modules() -> None:
-    """Imports what would be imported later, when no file can be opened any more."""
-    for name in _LATE_MODULES:
-        importlib.import_module(name)
-
-
-def serve(channel: socket.socket, settings: Message) -> None:
+def serve(settings: Message, channel: socket.socket) -> None:
     """Decodes what ``channel`` asks for."""
     limits = DecodeLimits(**settings["limits"])
     reply: Message = {"pid": os.getpid(), "confined": confine(limits.max_memory_bytes)}
@@ -163,17 +153,14 @@ def serve(channel: socket.socket, settings: Message) -> None:
         trim_heap()  # frames of many sizes fragment it, by some kilobytes an item
 
 
-def main() -> None:
-    """Serves a socket: the arguments are its descriptor and the settings as JSON."""
-    ignore_signals()
-    channel = socket.socket(fileno=int(sys.argv[1]))
-    settings = json.loads(sys.argv[2])
+def begin(settings: Message) -> Callable[[socket.socket], None]:
+    """Prepares the process; returns what serves a worker's socket."""
     if settings["cpu_core"] is not None and hasattr(os, "sched_setaffinity"):
         os.sched_setaffinity(0, {settings["cpu_core"]})
-    give_way()
-    import_late_modules()
-    fork_children(channel, lambda own: serve(own, settings))
+    for name in _LATE_MODULES:
+        importlib.import_module(name)
+    return partial(serve, settings)
 
 
 if __name__ == "__main__":
-    main()
+    serve_forks(begin)
