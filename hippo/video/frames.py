@@ -49,22 +49,18 @@ def read_video(file: BinaryIO, canvas: Canvas) -> Frames:
     might give other frames than decoding the whole file, the whole file is decoded.
     """
     is_cut = _check_head(file)
-    with _open(file, canvas.limits) as container:
-        stream = _video_stream(container, canvas.limits)
+    with _track(file, canvas.limits) as stream:
         num_stored = stream.frames
-        if not is_cut and (timeline := timeline_of_index(container, stream, canvas.limits)):
+        if not is_cut and (timeline := timeline_of_index(stream, canvas.limits)):
             with contextlib.suppress(SeekError):
-                return _read(seek_frames, container, stream, timeline, canvas)
-    with _open(file, canvas.limits) as container:
-        stream = _video_stream(container, canvas.limits)
-        timeline = timeline_of_packets(container, stream, canvas.limits, is_cut=is_cut)
+                return _read(seek_frames, stream, timeline, canvas)
+    with _track(file, canvas.limits) as stream:
+        timeline = timeline_of_packets(stream, canvas.limits, is_cut=is_cut)
         notes = _notes(timeline, num_stored if is_cut else None)
         with contextlib.suppress(SeekError):
-            frames = _read(seek_frames, container, stream, timeline, canvas)
-            return replace(frames, notes=notes)
-    with _open(file, canvas.limits) as container:
-        stream = _video_stream(container, canvas.limits)
-        return replace(_read(all_frames, container, stream, timeline, canvas), notes=notes)
+            return replace(_read(seek_frames, stream, timeline, canvas), notes=notes)
+    with _track(file, canvas.limits) as stream:
+        return replace(_read(all_frames, stream, timeline, canvas), notes=notes)
 
 
 def _notes(timeline: PresentationTimes, num_stored: int | None) -> tuple[str, ...]:
@@ -90,17 +86,18 @@ def _notes(timeline: PresentationTimes, num_stored: int | None) -> tuple[str, ..
     return tuple(notes)
 
 
-def _open(file: BinaryIO, limits: DecodeLimits) -> av.container.InputContainer:
+@contextlib.contextmanager
+def _track(file: BinaryIO, limits: DecodeLimits) -> Iterator[av.VideoStream]:
+    """Opens the file, and yields the track that players show: no cover and no thumbnails; an
+    enabled or default track before others, then the largest track, then the first."""
     container = _opened(file)
     if any(_is_read(each) and not each.codec_context.width for each in container.streams.video):
         # FFmpeg looks at the first five seconds for sizes; a recording may have none in them.
         container.close()
-        return _opened(
-            file,
-            probesize=str(file.seek(0, io.SEEK_END)),
-            analyzeduration=str(int(1e6 * limits.max_duration_s)),
-        )
-    return container
+        size, microseconds = file.seek(0, io.SEEK_END), int(1e6 * limits.max_duration_s)
+        container = _opened(file, probesize=str(size), analyzeduration=str(microseconds))
+    with container:
+        yield _shown_track(container, limits)
 
 
 def _opened(file: BinaryIO, **options: str) -> av.container.InputContainer:
@@ -119,7 +116,6 @@ def _opened(file: BinaryIO, **options: str) -> av.container.InputContainer:
 
 def _read(
     decode: Callable[..., Iterator[av.VideoFrame]],
-    container: av.container.InputContainer,
     stream: av.VideoStream,
     timeline: PresentationTimes,
     canvas: Canvas,
@@ -143,7 +139,7 @@ def _read(
     wanted = [timeline.ticks[index] for index in indices]
     num_decoded = num_from_keys(timeline, wanted) if decode is seek_frames else indices[-1] + 1
     canvas.check_cost(num_decoded, len(set(wanted)), (context.width, context.height), num_threads)
-    frames = decode(container, stream, timeline, wanted)
+    frames = decode(stream, timeline, wanted)
     pixels = _draw(frames, count, canvas, num_threads, aspect)
     return Frames(pixels, tuple(seconds[index] for index in indices), count / duration_s)
 
@@ -259,9 +255,7 @@ def _check_head(file: BinaryIO) -> bool:
     return False
 
 
-def _video_stream(container: av.container.InputContainer, limits: DecodeLimits) -> av.VideoStream:
-    """Returns the track that players show: no cover and no thumbnails; an enabled or default track
-    before others, then the largest track, then the first."""
+def _shown_track(container: av.container.InputContainer, limits: DecodeLimits) -> av.VideoStream:
     limits.check_streams(len(container.streams))
     tracks = [each for each in container.streams.video if not each.disposition & _NO_VIDEO]
     stream = max(tracks, key=_rank, default=None)
