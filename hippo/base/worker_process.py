@@ -20,7 +20,7 @@ import sys
 import tempfile
 import threading
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from hippo.base.subprocesses import importing_environment
@@ -79,20 +79,15 @@ class ForkServer:
 
     def _start(self) -> None:
         self._channel, theirs = socket.socketpair()
-        settings = shared_file(len(self._settings))
-        try:
-            os.pwrite(settings, self._settings, 0)
-            with theirs:
-                self._process = subprocess.Popen(
-                    [sys.executable, "-P", "-m", self._module, str(theirs.fileno())],
-                    stdin=settings,
-                    stdout=subprocess.DEVNULL,
-                    pass_fds=[theirs.fileno()],
-                    process_group=0,  # a terminal's Ctrl-C is for the parent
-                    env=_environment(),
-                )
-        finally:
-            os.close(settings)
+        with theirs, in_memory(self._settings) as settings:
+            self._process = subprocess.Popen(
+                [sys.executable, "-P", "-m", self._module, str(theirs.fileno())],
+                stdin=settings,
+                stdout=subprocess.DEVNULL,
+                pass_fds=[theirs.fileno()],
+                process_group=0,  # a terminal's Ctrl-C is for the parent
+                env=_environment(),
+            )
 
     def _end(self) -> None:
         process, self._process = self._process, None
@@ -129,11 +124,8 @@ class ForkedWorker:
         return reply
 
     def ask(self, request: Message, *files: int) -> tuple[Message, int]:
-        """Returns the reply to a request about the media in ``files`` (a descriptor), and the
-        reply's descriptor (-1: none).
-
-        Raises WorkerDiedError.
-        """
+        """Returns the reply to a request with an optional descriptor, and the reply's descriptor
+        (-1: none). Raises WorkerDiedError."""
         with contextlib.suppress(ConnectionError):  # _receive raises WorkerDiedError
             send_message(self._channel, request, *files)
         return self._receive()
@@ -189,6 +181,17 @@ def shared_file(size: int) -> int:
         os.close(descriptor)
         raise
     return descriptor
+
+
+@contextlib.contextmanager
+def in_memory(data: bytes) -> Iterator[int]:
+    """Yields the descriptor of a shared file with the data."""
+    descriptor = shared_file(len(data))
+    try:
+        os.pwrite(descriptor, data, 0)
+        yield descriptor
+    finally:
+        os.close(descriptor)
 
 
 def map_whole(descriptor: int, size: int) -> mmap.mmap:

@@ -123,8 +123,7 @@ def _read(
     """Decodes the frames of a timeline with ``seek_frames`` or ``all_frames``."""
     context, plan, frame_limits = stream.codec_context, canvas.plan, canvas.frame_limits
     total, duration_s = len(timeline.ticks), timeline.duration_s
-    canvas.limits.check_duration(duration_s)
-    canvas.limits.check_rate(total, duration_s)
+    canvas.limits.check_times(total, duration_s)
     aspect = stream.sample_aspect_ratio if frame_limits.as_shown else None
     width, height = shown_size(context.width, context.height, aspect)
     canvas.limits.check_size(width, height, _FRAME)
@@ -160,15 +159,15 @@ def _draw(
 ) -> Pixels:
     """Draws ``count`` frames, on several threads while the next ones are decoded."""
 
-    def checked_size(frame: av.VideoFrame) -> tuple[int, int]:
+    def shown(frame: av.VideoFrame) -> tuple[int, int]:
         canvas.limits.check_size(frame.width, frame.height, _FRAME)
-        width, height = shown_size(frame.width, frame.height, aspect)
-        canvas.limits.check_size(width, height, _FRAME)
-        return width, height
+        size = shown_size(frame.width, frame.height, aspect)
+        canvas.limits.check_size(*size, _FRAME)
+        return size
 
     first = next(frames)
     orientation = Orientation.of(first)
-    width, height = checked_size(first)
+    width, height = shown(first)
     upright = (width, height) if orientation.is_transposed else (height, width)
     size = fit_size(count, *upright, canvas.plan, canvas.frame_limits)
     pixels = canvas.allocate_frames(count, size)
@@ -182,8 +181,7 @@ def _draw(
             rgb = _as_shown(frame, target) if canvas.frame_limits.as_shown else _opaque(frame)
         canvas.draw(orientation.applied(rgb), pixels[place])
 
-    running = deque[Future[None]]()
-    copies = list[int]()
+    running, copies = deque[Future[None]](), list[int]()
     before: av.VideoFrame | None = None
     with ThreadPoolExecutor(num_threads) as pool:
         for place, frame in enumerate(itertools.chain((first,), frames)):
@@ -191,7 +189,7 @@ def _draw(
                 copies.append(place)
                 continue
             before = frame
-            checked_size(frame)
+            shown(frame)
             running.append(pool.submit(draw, frame, place))
             if len(running) > num_threads:  # bounds the number of frames in memory
                 running.popleft().result()
@@ -256,7 +254,11 @@ def _check_head(file: BinaryIO) -> bool:
 
 
 def _shown_track(container: av.container.InputContainer, limits: DecodeLimits) -> av.VideoStream:
-    limits.check_streams(len(container.streams))
+    if (num_streams := len(container.streams)) > limits.max_streams:
+        raise MediaError(
+            f"the file has {num_streams} tracks; at most {limits.max_streams} are allowed: send "
+            "the video's track alone"
+        )
     tracks = [each for each in container.streams.video if not each.disposition & _NO_VIDEO]
     stream = max(tracks, key=_rank, default=None)
     if stream is None:
@@ -274,8 +276,7 @@ def _shown_track(container: av.container.InputContainer, limits: DecodeLimits) -
 
 
 def _is_read(stream: av.VideoStream) -> bool:
-    """Whether the track's codec is known to FFmpeg, and one of CODECS."""
-    context = stream.codec_context
+    context = stream.codec_context  # None: FFmpeg does not know the codec
     return context is not None and context.codec.canonical_name in CODECS
 
 

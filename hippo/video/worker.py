@@ -81,14 +81,9 @@ def decode(
     request: Message, media: int, limits: DecodeLimits, num_threads: int, result: Result
 ) -> Frames:
     """Decodes the item in the file ``media`` into ``result``."""
-    canvas = Canvas(
-        FramePlan(**request["plan"]),
-        limits,
-        FrameLimits(**request["frame_limits"]),
-        result.allocate,
-        num_threads,
-        request["max_cost_s"],
-    )
+    plan, frame_limits = FramePlan(**request["plan"]), FrameLimits(**request["frame_limits"])
+    cost_s = request["max_cost_s"]
+    canvas = Canvas(plan, limits, frame_limits, result.allocate, num_threads, cost_s)
     with open(media, "rb", buffering=0, closefd=False) as file:
         file.seek(0)
         if request["kind"] == "image":
