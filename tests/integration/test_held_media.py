@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import weakref
 from collections.abc import Sequence
+from unittest.mock import AsyncMock
 
 import pytest
 import torch
@@ -173,22 +174,11 @@ async def test_a_draft_embeds_no_more_ahead_than_one_prompt_may_have() -> None:
         assert isinstance(await anext(second), Timing)
 
 
-class NotingDecoder(ToyDecoder):
-    """Notes who asks for the items."""
-
-    def __init__(self) -> None:
-        self.clients: list[str] = []
-
-    async def decode(
-        self, media: Media, plan: FramePlan, *, salt: str = "", client: str = ""
-    ) -> DecodedMedia:
-        self.clients.append(client)
-        return await super().decode(media, plan, salt=salt, client=client)
-
-
-async def test_the_decoder_knows_the_name_of_the_key() -> None:
+async def test_the_decoder_knows_the_name_of_the_key(monkeypatch: pytest.MonkeyPatch) -> None:
     keys = {"alice": "sk-alice-0123456789", "bob": "sk-bob-0123456789"}
-    decoder = NotingDecoder()
+    decoder = ToyDecoder()
+    decode = AsyncMock(side_effect=decoder.decode)
+    monkeypatch.setattr(decoder, "decode", decode)
     async with serving_target(with_tokenizer(ToyModel()), decoder) as (_, target):
         settings = GatewaySettings(
             target=(target.address,), api_keys=tuple(f"{name}={keys[name]}" for name in keys)
@@ -200,4 +190,5 @@ async def test_the_decoder_knows_the_name_of_the_key() -> None:
                 (await http.post(CHAT, json=body, headers=headers)).raise_for_status()
         async with serving_gateway(GatewaySettings(target=(target.address,))) as http:
             (await http.post(CHAT, json=toy_chat(b"toy:6", max_tokens=2))).raise_for_status()
-    assert decoder.clients == ["alice", "bob", "address 127.0.0.1"]
+    clients = [call.kwargs["client"] for call in decode.await_args_list]
+    assert clients == ["alice", "bob", "address 127.0.0.1"]
