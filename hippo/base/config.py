@@ -122,7 +122,6 @@ def check_ranges(settings: DataclassInstance) -> None:
 
 
 def flag(name: str) -> str:
-    """Returns the flag of the setting ``name``."""
     return "--" + name.replace("_", "-")
 
 

@@ -35,7 +35,6 @@ class Span:
     """
 
     def __init__(self, recorded: Any = None) -> None:
-        """``recorded`` is OpenTelemetry's span."""
         self._recorded = recorded
         self._offset_ns = time.time_ns() - time.perf_counter_ns()  # from the epoch
 
@@ -94,7 +93,6 @@ class Span:
     def add_child(
         self, name: str, began_ns: int, ended_ns: int, attributes: Mapping[str, Any] | None = None
     ) -> None:
-        """Adds a child that is over."""
         if self.is_recording:
             child = _tracer.start_span(
                 name,

@@ -113,7 +113,6 @@ class GrammarTrials:
 
 
 def tokenizer_options(info: ModelInfo) -> Message:
-    """Returns the options of llguidance's tokenizer of a model."""
     return {
         "tokenizer": info.tokenizer_json.decode(),
         "n_vocab": info.num_token_ids,

@@ -42,7 +42,6 @@ def try_grammar(tokenizer: LLTokenizer, grammar: str) -> Message:
 
 
 def run_child(tokenizer: LLTokenizer, channel: socket.socket) -> None:
-    """Tries the grammar that ``channel`` gives within its limits."""
     send_message(channel, {"pid": os.getpid()})  # ready
     if (received := receive_message(channel)) is None:
         return

@@ -54,7 +54,6 @@ class DecodeLimits:
         check_aspect(width, height, what)
 
     def check_memory(self, num_frames: int, width: int, height: int) -> None:
-        """Refuses frames that do not fit into the memory allowed."""
         size = num_frames * width * height * 3
         if size > self.max_memory_bytes:
             raise MediaError(
@@ -79,7 +78,6 @@ class DecodeLimits:
             )
 
     def check_stored_frames(self, num_frames: int) -> None:
-        """Refuses a file of too many frames."""
         if num_frames > self.max_stored_frames:
             raise MediaError(
                 f"the video has more than the {self.max_stored_frames:,} frames allowed: send a "
@@ -88,7 +86,6 @@ class DecodeLimits:
 
 
 def check_aspect(width: int, height: int, what: str) -> None:
-    """Refuses a frame or image (``what``) that is too narrow."""
     if max(width, height) > MAX_ASPECT_RATIO * min(width, height):
         raise MediaError(
             f"{what} has {width} x {height} pixels; one side may be at most {MAX_ASPECT_RATIO} "

@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import fcntl
 import hashlib
-import logging
 import math
 import os
-from collections.abc import Awaitable, Callable
 from contextlib import AbstractAsyncContextManager
-from typing import TypeVar
 
 import torch
 
@@ -26,10 +22,6 @@ from hippo.types import FramePlan, Media
 from hippo.video.seats import Seat, Turns
 from hippo.video.shared import SharedFrames, media_of
 from hippo.video.source import content_name, opened_media
-
-ResultT = TypeVar("ResultT")
-
-_log = logging.getLogger(__name__)
 
 _MOST_THREADS = 16  # for a video; FFmpeg's decoders gain little from more
 _LARGE_BYTES = 4 << 20  # larger results are mapped, not copied
@@ -70,8 +62,7 @@ class MediaDecoder:
         self._shared = shared
         self._turns = Turns(num_workers)
         self._server = ForkServer("hippo.video.worker", settings)
-        self._seats = [Seat(self._server, self._log_confinement) for _ in range(num_workers)]
-        self._logged: list[str] | None = None
+        self._seats = [Seat(self._server) for _ in range(num_workers)]
 
     @property
     def worker_pids(self) -> list[int | None]:
@@ -171,31 +162,23 @@ class MediaDecoder:
         timeout_s = self.limits.timeout_s
         if is_cheap_only:
             timeout_s = min(timeout_s, _CHEAP_TIMEOUT_S)
-        try:
-            return await _twice(lambda: self._seats[seat].run(work, timeout_s=timeout_s))
-        except WorkerDiedError as died:
-            crash = f"the {kind} crashes its decoder; it is damaged: encode it again"
-            raise MediaError(str(died) or crash) from None
-        except TimeoutError:
-            if timeout_s < self.limits.timeout_s:
-                return None
-            raise MediaError(
-                f"decoding the {kind} takes longer than the {self.limits.timeout_s:g} s allowed: "
-                "ask for fewer frames, or send a shorter or smaller one"
-            ) from None
-
-    def _log_confinement(self, confined: list[str]) -> None:
-        if confined != self._logged:
-            self._logged = confined
-            _log.info("decoding with %s", ", ".join(confined) or "no help of the kernel")
-
-
-async def _twice(run: Callable[[], Awaitable[ResultT]]) -> ResultT:
-    """Runs again if the worker dies: a crash may have an external cause, and the item before may
-    have used up the memory. Raises WorkerDiedError the second time."""
-    with contextlib.suppress(WorkerDiedError):
-        return await run()
-    return await run()
+        reason = ""
+        # Twice: a crash may have an external cause, or the item before has used up the memory.
+        for _ in range(2):
+            try:
+                return await self._seats[seat].run(work, timeout_s=timeout_s)
+            except WorkerDiedError as died:
+                reason = (
+                    str(died) or f"the {kind} crashes its decoder; it is damaged: encode it again"
+                )
+            except TimeoutError:
+                if timeout_s < self.limits.timeout_s:
+                    return None
+                raise MediaError(
+                    f"decoding the {kind} takes longer than the {self.limits.timeout_s:g} s "
+                    "allowed: ask for fewer frames, or send a shorter or smaller one"
+                ) from None
+        raise MediaError(reason)
 
 
 def _decoded(media: Media, reply: Message, result: int) -> DecodedMedia:

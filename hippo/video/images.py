@@ -118,7 +118,6 @@ def _flattened(image: Image.Image, background: Colour) -> Pixels:
 
 
 def over(background: Colour, image: Image.Image) -> Image.Image:
-    """Returns an RGBA image over a colour."""
     opaque = Image.new("RGB", image.size, background)
     opaque.paste(image, mask=image.getchannel("A"))
     return opaque

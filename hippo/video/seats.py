@@ -5,9 +5,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 from collections import Counter, OrderedDict, deque
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
+from functools import cache
 from typing import Any, TypeVar
 
 from hippo.base.worker_process import ForkedWorker, ForkServer, WorkerDiedError
@@ -15,21 +17,19 @@ from hippo.errors import UnavailableError
 
 ResultT = TypeVar("ResultT")
 
+_log = logging.getLogger(__name__)
+
 _START_TIMEOUT_S = 60.0
 _CLOSED = "the media decoder is closed"
 _NOT_STARTED = "the media decoder does not start: is hippo-serve[engine] installed whole?"
 
 
 class Seat:
-    """Runs one function after another with a worker, which the first function starts.
+    """Runs one function after another with a worker, which the first function starts. Belongs to
+    one event loop; must be closed."""
 
-    ``on_start`` is called with what confines a new worker. Belongs to one event loop; must be
-    closed.
-    """
-
-    def __init__(self, server: ForkServer, on_start: Callable[[list[str]], None]) -> None:
+    def __init__(self, server: ForkServer) -> None:
         self._server = server
-        self._on_start = on_start
         self._worker: ForkedWorker | None = None
         self._working: asyncio.Future[Any] | None = None  # the thread that uses the worker
         self._ending: set[asyncio.Task[None]] = set()
@@ -37,7 +37,7 @@ class Seat:
 
     @property
     def worker_pid(self) -> int | None:
-        """Process id of the worker; None if no worker runs."""
+        """None if no worker runs."""
         return None if self._worker is None else self._worker.pid
 
     async def start(self) -> None:
@@ -45,7 +45,7 @@ class Seat:
         if self._worker is None:
             try:
                 ready = await self._with_worker(ForkedWorker.wait_ready, timeout_s=_START_TIMEOUT_S)
-                self._on_start(ready["confined"])
+                _log_confinement(", ".join(ready["confined"]))
             except (WorkerDiedError, TimeoutError):
                 raise UnavailableError(_NOT_STARTED) from None
 
@@ -106,6 +106,11 @@ class Seat:
         task.add_done_callback(self._ending.discard)
 
 
+@cache
+def _log_confinement(confined: str) -> None:
+    _log.info("decoding with %s", confined or "no help of the kernel")
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class _Ticket:
     """An item that waits; ``seat`` is set when it is its turn."""
@@ -150,7 +155,6 @@ class Turns:
             self._leave(client, ticket)
 
     def is_reserved(self, seat: int) -> bool:
-        """Whether the seat is kept for cheap items."""
         return seat == self._reserved
 
     def _leave(self, client: str, ticket: _Ticket) -> None:

@@ -181,7 +181,6 @@ def _decode(
 
 
 def _numbered(frames: Iterator[av.VideoFrame]) -> Iterator[av.VideoFrame]:
-    """Yields the frames with their indices as times."""
     for number, frame in enumerate(frames):
         frame.pts = number
         yield frame

@@ -56,7 +56,6 @@ class PresentationTimes:
 
 
 def file_of(stream: av.VideoStream) -> av.container.InputContainer:
-    """Returns the file that a track is read from."""
     return cast(av.container.InputContainer, stream.container)
 
 

@@ -71,38 +71,29 @@ class Result:
         return np.frombuffer(map_whole(self.descriptor, size), dtype=np.uint8).reshape(shape)
 
     def close(self) -> None:
-        """Closes the file."""
         if self.descriptor >= 0:
             os.close(self.descriptor)
             self.descriptor = -1
 
 
-def decode(
-    request: Message, media: int, limits: DecodeLimits, num_threads: int, result: Result
-) -> Frames:
-    """Decodes the item in the file ``media`` into ``result``."""
-    plan, frame_limits = FramePlan(**request["plan"]), FrameLimits(**request["frame_limits"])
-    cost_s = request["max_cost_s"]
-    canvas = Canvas(plan, limits, frame_limits, result.allocate, num_threads, cost_s)
+def decode(kind: str, media: int, canvas: Canvas) -> Frames:
+    """Decodes the item in the file ``media``."""
     with open(media, "rb", buffering=0, closefd=False) as file:
         file.seek(0)
-        if request["kind"] == "image":
+        if kind == "image":
             return read_image(file, canvas)
         if file.read(len(MAGIC)) == MAGIC:
             return read_frames(file, canvas)
         return read_video(file, canvas)
 
 
-def reply_to(
-    request: Message, media: int, limits: DecodeLimits, num_threads: int, result: Result
-) -> Message:
+def reply_to(kind: str, media: int, canvas: Canvas) -> Message:
     """Decodes the item and returns the reply, also after any error of the decoder.
 
     After a reply with ``is_out_of_memory`` the process should not be used again.
     """
-    kind = request["kind"]
     try:
-        frames = decode(request, media, limits, num_threads, result)
+        frames = decode(kind, media, canvas)
     except MediaError as error:
         return {"error": error.message}
     except ExpensiveError:
@@ -112,9 +103,10 @@ def reply_to(
     except Exception as error:
         is_short = isinstance(error, OSError) and error.errno == errno.ENOMEM
         if isinstance(error, MemoryError) or is_short:
+            most = canvas.limits.max_memory_bytes // 2**20
             return {
-                "error": f"decoding the {kind} needs more than the "
-                f"{limits.max_memory_bytes // 2**20:,} MiB of memory allowed: send a smaller one",
+                "error": f"decoding the {kind} needs more than the {most:,} MiB of memory allowed: "
+                "send a smaller one",
                 "is_out_of_memory": True,
             }
         # A library failed on a damaged file; the client's error, so not for the operator's log.
@@ -139,8 +131,11 @@ def serve(settings: Message, channel: socket.socket) -> None:
     while "is_out_of_memory" not in reply and (received := receive_message(channel)):
         request, media = received
         result = Result()
+        options = settings["num_threads"], request["max_cost_s"]
         try:
-            reply = reply_to(request, media, limits, settings["num_threads"], result)
+            plan, frames = FramePlan(**request["plan"]), FrameLimits(**request["frame_limits"])
+            canvas = Canvas(plan, limits, frames, result.allocate, *options)
+            reply = reply_to(request["kind"], media, canvas)
             send_message(channel, reply, *([result.descriptor] if "shape" in reply else []))
         finally:
             result.close()
