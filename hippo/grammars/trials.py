@@ -21,10 +21,6 @@ _MAX_KNOWN = 1024  # results kept, of at most a kilobyte: a megabyte
 _MAX_WALL_S = 30.0  # limit of a trial, far above its CPU time on the busiest machine
 
 
-class _TooCostlyError(Exception):
-    """The trial was killed."""
-
-
 _TOO_COSTLY = (
     f"compiling it takes more than {MAX_CPU_S:g} s of CPU time or {MAX_MEMORY_BYTES >> 20} MiB of "
     "memory; simplify it: fewer alternatives, patterns or properties, a smaller multipleOf"
@@ -70,11 +66,9 @@ class GrammarTrials:
 
     async def _result(self, grammar: str) -> tuple[str, ThreadPoolExecutor]:
         for threads, cpu_s in ((self._quick, QUICK_CPU_S), (self._costly, MAX_CPU_S)):
-            with contextlib.suppress(_TooCostlyError):
-                reply = await asyncio.get_running_loop().run_in_executor(
-                    threads, self._try, grammar, cpu_s
-                )
-                return reply.get("error", ""), threads
+            run = asyncio.get_running_loop().run_in_executor
+            if (error := await run(threads, self._try, grammar, cpu_s)) is not None:
+                return error, threads
         return _TOO_COSTLY, self._costly
 
     def close(self) -> None:
@@ -83,8 +77,9 @@ class GrammarTrials:
         for threads in (self._quick, self._costly):
             threads.shutdown(wait=True, cancel_futures=True)
 
-    def _try(self, grammar: str, cpu_s: float) -> Message:
-        """Raises _TooCostlyError if the child was killed; tries again once if there is none."""
+    def _try(self, grammar: str, cpu_s: float) -> str | None:
+        """Returns the grammar's error, or None if the child was killed; tries again once if there
+        is no child."""
         request = {
             "grammar": grammar,
             "cpu_s": cpu_s,
@@ -96,8 +91,8 @@ class GrammarTrials:
             try:
                 child.wait_ready()
                 with contextlib.suppress(WorkerDiedError):
-                    return child.ask(request)[0]
-                raise _TooCostlyError
+                    return str(child.ask(request)[0]["error"])
+                return None
             except WorkerDiedError:
                 continue
             except TimeoutError:

@@ -3,7 +3,7 @@
     parent -> process   the tokenizer, once; then a socket for each grammar
     child -> parent     its process id: it has begun
     parent -> child     the grammar, and its limits
-    child -> parent     an error, or that there is none; nothing if the child was killed
+    child -> parent     an error, perhaps empty; nothing if the child was killed
 
 The kernel ends a child that exceeds its time or memory. As the tokenizer is read before the fork,
 a child costs some milliseconds. The process has no thread but the first.
@@ -20,25 +20,18 @@ from functools import partial
 
 from llguidance import LLTokenizer
 
-from hippo.base.worker_process import (
-    Message,
-    limit_memory,
-    receive_message,
-    send_message,
-    serve_forks,
-)
+from hippo.base.worker_process import limit_memory, receive_message, send_message, serve_forks
 from hippo.grammars.limits import error_of, new_matcher
 
 
-def try_grammar(tokenizer: LLTokenizer, grammar: str) -> Message:
-    """Compiles a grammar and computes its first mask; returns the reply."""
+def try_grammar(tokenizer: LLTokenizer, grammar: str) -> str:
+    """Compiles a grammar and computes its first mask; returns the error, or an empty string."""
     matcher = new_matcher(tokenizer, grammar)
     if error := error_of(matcher):
-        return {"error": error}
+        return error
     matcher.compute_bitmask()
-    if error := error_of(matcher):
-        return {"error": f"it cannot begin: {error}"}
-    return {}
+    error = error_of(matcher)
+    return error and f"it cannot begin: {error}"
 
 
 def run_child(tokenizer: LLTokenizer, channel: socket.socket) -> None:
@@ -52,7 +45,7 @@ def run_child(tokenizer: LLTokenizer, channel: socket.socket) -> None:
     limit_memory(request["max_memory_bytes"])
     with open(os.devnull, "w") as nowhere:  # the client's error, so not for the operator's log
         os.dup2(nowhere.fileno(), sys.stderr.fileno())
-    send_message(channel, try_grammar(tokenizer, request["grammar"]))
+    send_message(channel, {"error": try_grammar(tokenizer, request["grammar"])})
 
 
 if __name__ == "__main__":

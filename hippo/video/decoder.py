@@ -93,8 +93,13 @@ class MediaDecoder:
             "plan": dataclasses.asdict(resolved),
             "frame_limits": dataclasses.asdict(self.frame_limits),
         }
+        if media.uuid and not (media.path or media.data):
+            raise MediaError(
+                f"no {kind} with the uuid {media.uuid!r} and these frames is kept; send the file "
+                "with it"
+            )
         if not media.path:
-            self._check_data(media)
+            self.limits.check_bytes(len(media.data), kind)
         is_expensive = False
 
         def turn() -> AbstractAsyncContextManager[int]:
@@ -132,14 +137,6 @@ class MediaDecoder:
 
     async def __aexit__(self, *error: object) -> None:
         await self.close()
-
-    def _check_data(self, media: Media) -> None:
-        if media.uuid and not media.data:
-            raise MediaError(
-                f"no {media.kind.value} with the uuid {media.uuid!r} and these frames is kept; "
-                "send the file with it"
-            )
-        self.limits.check_bytes(len(media.data), media.kind.value)
 
     async def _decode_on(self, seat: int, media: Media, request: Message) -> DecodedMedia | None:
         """Returns the item's frames, or None if it is too expensive for the seat."""

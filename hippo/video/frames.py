@@ -39,7 +39,9 @@ _FRAME = "a frame of the video"
 _NO_VIDEO = av.stream.Disposition.attached_pic | av.stream.Disposition.timed_thumbnails
 _BUFFER_SIZE = 1 << 18
 _THREADED_PIXELS = 200_000_000  # all frames together; for fewer pixels, threads are slower
-_THREAD_BYTES = 9  # memory of a pixel: two frames of 4:2:0 in 10 bits, and a frame in RGB
+_THREAD_BYTES = 9
+"""A thread's memory of a pixel: two frames of 4:2:0 in 10 bits, and a frame in RGB. Together the
+threads take half of the memory allowed."""
 
 
 def read_video(file: BinaryIO, canvas: Canvas) -> Frames:
@@ -131,8 +133,10 @@ def _read(
     count = fit_frames(count, height, width, plan, frame_limits)
     seconds = timeline.seconds
     indices = sample_frames(seconds, duration_s, count)
-    is_large = total * context.width * context.height >= _THREADED_PIXELS
-    num_threads = _num_threads(canvas, context.width * context.height) if is_large else 1
+    num_pixels = max(context.width * context.height, 1)
+    is_large = total * num_pixels >= _THREADED_PIXELS
+    fitting = canvas.limits.max_memory_bytes // 2 // (_THREAD_BYTES * num_pixels)
+    num_threads = max(1, min(canvas.num_threads, fitting)) if is_large else 1
     context.thread_count = num_threads
     context.thread_type = "AUTO" if is_large else "NONE"
     wanted = [timeline.ticks[index] for index in indices]
@@ -141,13 +145,6 @@ def _read(
     frames = decode(stream, timeline, wanted)
     pixels = _draw(frames, count, canvas, num_threads, aspect)
     return Frames(pixels, tuple(seconds[index] for index in indices), count / duration_s)
-
-
-def _num_threads(canvas: Canvas, num_pixels: int) -> int:
-    """Returns how many of the threads work on frames of this many pixels. Each thread has a frame
-    that is decoded and a frame that is drawn; together they take half of the memory allowed."""
-    fitting = canvas.limits.max_memory_bytes // 2 // (_THREAD_BYTES * max(num_pixels, 1))
-    return max(1, min(canvas.num_threads, fitting))
 
 
 def _draw(

@@ -135,10 +135,10 @@ class SharedFrames:
             if not is_mine or not self._make_room(decoded.frames.nbytes + len(end)):
                 return
             number = os.open(self._folder, os.O_TMPFILE | os.O_WRONLY | os.O_CLOEXEC, 0o600)
-            with open(number, "wb", buffering=0) as file:
-                for part in (decoded.frames.contiguous().view(-1).numpy().data, memoryview(end)):
-                    while part:
-                        part = part[file.write(part) :]
+            with open(number, "wb") as file:
+                file.write(decoded.frames.contiguous().view(-1).numpy().data)
+                file.write(end)
+                file.flush()
                 # Only with a dir_fd does os.link follow the symbolic link (linkat(2)).
                 target = self._folder / f"{key}.frames"
                 os.link(f"/proc/self/fd/{number}", target, src_dir_fd=number)
