@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import weakref
-from collections.abc import Sequence
+from typing import Any
 from unittest.mock import AsyncMock
 
 import pytest
@@ -14,11 +14,10 @@ import torch
 from gateway.common.config import GatewaySettings
 from hippo.engine.fairness import PrefillShare
 from hippo.engine.prompts import NUM_READER_THREADS
-from hippo.models.interface.base import DecodedMedia, Prompt
+from hippo.models.interface.base import Prompt
 from hippo.types import (
     ChatMessage,
     ContentPart,
-    FramePlan,
     Media,
     MediaKind,
     MediaPart,
@@ -47,21 +46,14 @@ from tests.support.watching.collector import living, no_collector
 class WatchedModel(ToyModel):
     """Knows which pixels of the prompts that it made are still alive."""
 
-    def __init__(self, *, num_slots: int = 1) -> None:
-        super().__init__(num_slots=num_slots)
+    def __init__(self) -> None:
+        super().__init__(num_slots=1)
         self._pixels: list[weakref.ref[torch.Tensor]] = []
         self.num_prepared = 0
 
-    def prepare_prompt(
-        self,
-        messages: Sequence[ChatMessage],
-        media: Sequence[DecodedMedia],
-        frame_plan: FramePlan,
-        *,
-        allow_special_tokens: bool = False,
-    ) -> Prompt:
-        prompt = super().prepare_prompt(messages, media, frame_plan)
-        frames = [one.frames for one in media]
+    def prepare_prompt(self, *args: Any, **options: Any) -> Prompt:
+        prompt = super().prepare_prompt(*args, **options)
+        frames = [one.frames for one in args[1]]
         pixels = [item.pixels for item in prompt.items if item.pixels is not None]
         self._pixels += map(weakref.ref, (*frames, *pixels))
         self.num_prepared += 1
@@ -143,13 +135,8 @@ async def test_a_running_sequence_steps_between_two_pieces_of_the_tower(
             async with client.verify(several) as stream:
                 assert isinstance(await anext(stream), PromptInfo)
                 gate.open()
-                token_ids = [
-                    token_id
-                    async for message in stream
-                    if isinstance(message, Verdict)
-                    for token_id in message.token_ids
-                ]
-    assert token_ids == alone.token_ids
+                verdicts = [each async for each in stream if isinstance(each, Verdict)]
+    assert [id_ for verdict in verdicts for id_ in verdict.token_ids] == alone.token_ids
     first = num_forwards[0]
     assert num_forwards == list(range(first, first + 6))
 
