@@ -42,14 +42,15 @@ async def num_decoded(decoder: MediaDecoder, data: bytes) -> int:
 
 
 async def test_a_file_decodes_up_to_a_limit(large: MediaDecoder) -> None:
+    cases: list[tuple[dict[str, Any], str, int]] = [
+        ({"num_audio": 8}, "the file has 9 tracks; at most 8 are allowed: send the video's", 4),
+        ({"num_frames": 120, "fps": 30}, "more than the 119 frames allowed", 8),
+        ({"num_frames": 50, "fps": 1000}, "frames a second; at most 500 are allowed", 4),
+        ({"width": 130, "height": 100}, "130 x 100 pixels; at most 12,999 are allowed", 4),
+    ]
     less: Any = {"max_streams": 8, "max_stored_frames": 119, "max_stored_fps": 500}
     async with MediaDecoder(dataclasses.replace(ENOUGH, max_pixels=12_999, **less)) as small:
-        for file, words, num_frames in (
-            ({"num_audio": 8}, "the file has 9 tracks; at most 8 are allowed: send the video's", 4),
-            ({"num_frames": 120, "fps": 30}, "more than the 119 frames allowed", 8),
-            ({"num_frames": 50, "fps": 1000}, "frames a second; at most 500 are allowed", 4),
-            ({"width": 130, "height": 100}, "130 x 100 pixels; at most 12,999 are allowed", 4),
-        ):
+        for file, words, num_frames in cases:
             data = encode("matroska", "mpeg4", **file)
             assert words in await refusal(small, Media(MediaKind.VIDEO, data))
             assert await num_decoded(large, data) == num_frames

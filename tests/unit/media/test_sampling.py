@@ -296,7 +296,7 @@ def test_the_worker_resizes_as_the_processors_do(size: tuple[int, int]) -> None:
     expected = resized(item, FramePlan(), QWEN)
     assert expected.is_resized
     assert resized(expected, FramePlan(), QWEN) is expected
-    canvas = Canvas(FramePlan(), DecodeLimits(), QWEN, lambda *_: np.zeros(()))
+    canvas = Canvas(FramePlan(), DecodeLimits(), QWEN, lambda *_: np.zeros((), np.uint8))
     pixels = np.zeros(expected.frames.shape, np.uint8)
     for frame, target in zip(frames.numpy(), pixels, strict=True):
         canvas.draw(frame, target)
