@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import math
 import types
 import typing
 from collections.abc import Mapping, Sequence
@@ -32,9 +33,9 @@ def setting(
     *,
     help: str,
     choices: Sequence[str] = (),
-    least: float | None = None,
-    above: float | None = None,
-    most: float | None = None,
+    least: float = -math.inf,
+    above: float = -math.inf,
+    most: float = math.inf,
 ) -> Any:
     """Declares one setting of a settings dataclass; a setting without a default is required.
 
@@ -83,19 +84,17 @@ def load_settings(
     given = vars(parser.parse_args(list(argv)))
     values: dict[str, Any] = {}
     for spec in dataclasses.fields(cls):
-        source, raw = flag(spec.name), given.get(spec.name)
-        if raw is None:
-            source, raw = variables[spec.name], env.get(variables[spec.name])
+        source, variable, told = flag(spec.name), variables[spec.name], spec.metadata
+        if (raw := given.get(spec.name)) is None and (raw := env.get(variable)) is not None:
+            source = variable
         if raw is not None:
             values[spec.name] = _parse(raw, hints[spec.name], source)
-            choices = spec.metadata["choices"]
-            if choices and values[spec.name] not in choices:
-                raise SettingsError(f"{source}={raw!r}: expected one of {', '.join(choices)}")
+            if told["choices"] and values[spec.name] not in told["choices"]:
+                raise SettingsError(
+                    f"{source}={raw!r}: expected one of {', '.join(told['choices'])}"
+                )
         elif spec.default is dataclasses.MISSING:
-            raise SettingsError(
-                f"{flag(spec.name)} (or {variables[spec.name]}) is required: "
-                f"{spec.metadata['help']}"
-            )
+            raise SettingsError(f"{source} (or {variable}) is required: {told['help']}")
     return cls(**values)
 
 
@@ -104,25 +103,20 @@ def check_ranges(settings: DataclassInstance) -> None:
     for spec in dataclasses.fields(settings):
         value = getattr(settings, spec.name)
         least, above, most = (spec.metadata[name] for name in ("least", "above", "most"))
-        if value is None or isinstance(value, str) or (least is above is most is None):
+        is_bounded = max(least, above) > -math.inf or most < math.inf
+        if not is_bounded or value is None or isinstance(value, str):
             continue
-        if least is None:
-            words = f"above {above:g}" + (f" and at most {most:g}" if most is not None else "")
+        if above < value and least <= value <= most:
+            continue
+        if above > -math.inf:
+            words = f"above {above:g}" + (f" and at most {most:g}" if most < math.inf else "")
         else:
-            words = f"at least {least:g}" if most is None else f"{least:g} to {most:g}"
-        if "|" in str(spec.type):
-            words += ", or auto"
-        is_within = (
-            (least is None or value >= least)
-            and (above is None or value > above)
-            and (most is None or value <= most)
-        )
-        if not is_within:
-            raise SettingsError(f"{flag(spec.name)} is {value}; it must be {words}")
+            words = f"{least:g} to {most:g}" if most < math.inf else f"at least {least:g}"
+        auto = ", or auto" if "|" in str(spec.type) else ""
+        raise SettingsError(f"{flag(spec.name)} is {value}; it must be {words}{auto}")
 
 
 def flag(name: str) -> str:
-    """Returns the flag of the setting ``name``."""
     return "--" + name.replace("_", "-")
 
 
@@ -144,16 +138,12 @@ def _add_option(
     elif shown := as_text(spec.default):
         text += f" (default: {shown})"
     option: dict[str, Any] = {"dest": spec.name, "default": argparse.SUPPRESS}
-    metavar = spec.name.split("_")[-1].upper()
-    optional_value: dict[str, Any] = {"nargs": "?", "const": "true"} if is_bool else {}
-    parser.add_argument(
-        flag(spec.name), metavar=metavar, help=text.replace("%", "%%"), **option, **optional_value
-    )
     if is_bool:
-        no = flag("no_" + spec.name)
-        parser.add_argument(
-            no, action="store_const", const="false", help=argparse.SUPPRESS, **option
-        )
+        no: dict[str, Any] = {"action": "store_const", "const": "false", **option}
+        parser.add_argument(flag("no_" + spec.name), help=argparse.SUPPRESS, **no)
+        option |= {"nargs": "?", "const": "true"}
+    metavar = spec.name.split("_")[-1].upper()
+    parser.add_argument(flag(spec.name), metavar=metavar, help=text.replace("%", "%%"), **option)
 
 
 def _parse(raw: str, hint: Any, source: str) -> Any:

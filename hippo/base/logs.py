@@ -19,16 +19,16 @@ _CONTROL = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069
 _STANDARD = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
 
 
+def _extras(record: logging.LogRecord) -> dict[str, object]:
+    ids = {"request_id": request_id_var.get(), "trace_id": current_span().trace_id}
+    extras: dict[str, object] = {name: value for name, value in ids.items() if value}
+    return extras | {k: v for k, v in vars(record).items() if k not in _STANDARD}
+
+
 class _Formatter(logging.Formatter):
     def __init__(self, service: str) -> None:
         super().__init__()
         self._service = service
-
-    def _extras(self, record: logging.LogRecord) -> dict[str, object]:
-        """Returns the request id, the trace id and the record's extra fields."""
-        ids = {"request_id": request_id_var.get(), "trace_id": current_span().trace_id}
-        extras: dict[str, object] = {name: value for name, value in ids.items() if value}
-        return extras | {k: v for k, v in vars(record).items() if k not in _STANDARD}
 
 
 class _JsonFormatter(_Formatter):
@@ -40,7 +40,7 @@ class _JsonFormatter(_Formatter):
             "service": self._service,
             "logger": record.name,
             "message": record.getMessage(),
-            **self._extras(record),
+            **_extras(record),
         }
         if record.exc_info:
             fields["exception"] = self.formatException(record.exc_info)
@@ -50,16 +50,12 @@ class _JsonFormatter(_Formatter):
 class _TextFormatter(_Formatter):
     def format(self, record: logging.LogRecord) -> str:
         stamp = time.strftime("%H:%M:%S", time.localtime(record.created))
-        tail = "".join(f" {key}={value}" for key, value in self._extras(record).items())
+        tail = "".join(f" {key}={value}" for key, value in _extras(record).items())
         told = f"{stamp} {record.levelname.lower():7} {self._service:7} {record.getMessage()}{tail}"
-        line = _CONTROL.sub(_escaped, told)
+        line = _CONTROL.sub(lambda found: found[0].encode("unicode_escape").decode(), told)
         if record.exc_info:
             line += "\n" + self.formatException(record.exc_info)
         return line
-
-
-def _escaped(found: re.Match[str]) -> str:
-    return found[0].encode("unicode_escape").decode()
 
 
 def setup_logging(service: str, *, level: str = "info", style: str = "text") -> None:

@@ -35,7 +35,6 @@ class Span:
     """
 
     def __init__(self, recorded: Any = None) -> None:
-        """``recorded`` is OpenTelemetry's span."""
         self._recorded = recorded
         self._offset_ns = time.time_ns() - time.perf_counter_ns()  # from the epoch
 
@@ -55,12 +54,11 @@ class Span:
     @property
     def headers(self) -> tuple[tuple[str, str], ...]:
         """HTTP headers or gRPC metadata that make a span of another process a child of this one."""
-        if self._recorded is None:
-            return ()
-        from opentelemetry import propagate
-
         carrier: dict[str, str] = {}
-        propagate.inject(carrier, context=self._context())
+        if self._recorded is not None:
+            from opentelemetry import propagate
+
+            propagate.inject(carrier, context=self._context())
         return tuple(carrier.items())
 
     def set(self, attributes: Mapping[str, Any], *, name: str | None = None) -> None:
@@ -94,7 +92,6 @@ class Span:
     def add_child(
         self, name: str, began_ns: int, ended_ns: int, attributes: Mapping[str, Any] | None = None
     ) -> None:
-        """Adds a child that is over."""
         if self.is_recording:
             child = _tracer.start_span(
                 name,
@@ -107,11 +104,11 @@ class Span:
     def end(self, error: BaseException | None = None) -> None:
         """Ends the span; ``error`` is what ended the work early: an exception is recorded, and a
         cancellation as ``hippo.outcome``."""
+        if isinstance(error, Exception):
+            self.fail(error)
+        elif error is not None:
+            self.set({"hippo.outcome": "cancelled"})
         if self._recorded is not None:
-            if isinstance(error, Exception):
-                self.fail(error)
-            elif error is not None:
-                self.set({"hippo.outcome": "cancelled"})
             self._recorded.end()
 
     def _context(self) -> Any:
@@ -192,15 +189,12 @@ def start_tracing(process: str, environment: Mapping[str, str] = os.environ) -> 
     is_off = environment.get("OTEL_SDK_DISABLED", "").lower() == "true"
     if endpoint is None or is_off or environment.get("OTEL_TRACES_EXPORTER") == "none":
         return
-    if not environment[endpoint].startswith(("http://", "https://")):
-        raise SettingsError(
-            f"{endpoint}={environment[endpoint]!r}: expected a URL such as http://collector:4318"
-        )
+    if not (url := environment[endpoint]).startswith(("http://", "https://")):
+        raise SettingsError(f"{endpoint}={url!r}: expected a URL such as http://collector:4318")
     protocol = next((name for name in _PROTOCOLS if environment.get(name)), None)
-    if protocol is not None and environment[protocol] != _PROTOCOL:
+    if protocol is not None and (given := environment[protocol]) != _PROTOCOL:
         raise SettingsError(
-            f"{protocol}={environment[protocol]!r}: expected {_PROTOCOL}, which a collector takes "
-            "at port 4318"
+            f"{protocol}={given!r}: expected {_PROTOCOL}, which a collector takes at port 4318"
         )
     try:
         # Reads OTEL_PROPAGATORS; later, each request would fail.

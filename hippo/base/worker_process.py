@@ -1,4 +1,5 @@
-"""The parent's control of a worker process, and the functions that both processes use.
+"""Worker processes, forked from a process that has imported what they need: the parent's control of
+them, and the functions that all use.
 
 A message is one line of JSON, with an optional descriptor: for instance, the descriptor of a file
 in memory that both processes share. All calls block.
@@ -19,14 +20,14 @@ import sys
 import tempfile
 import threading
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from hippo.base.subprocesses import importing_environment
+from hippo.errors import UnavailableError
 
-_START_TIMEOUT_S = 60.0
 _NICE = 10
-_ONE_BYTE = b"\n"  # sent with a descriptor alone, so that what several threads send never mixes
+_ONE_BYTE = b"\n"  # sent with a descriptor alone
 
 Message = dict[str, Any]
 
@@ -35,100 +36,83 @@ class WorkerDiedError(Exception):
     """The process has ended or cannot continue; the message is the reason, or empty."""
 
 
-class _Worker:
-    """A process and its socket; one thread at a time may use it, and any thread may kill it."""
+class ForkServer:
+    """The process that runs ``module`` (``serve_forks``) with ``settings``. The first worker starts
+    it, and it is replaced if it has ended. Any thread may use it; must be closed."""
 
-    def __init__(self, begin: Callable[[int], None]) -> None:
-        """``begin`` starts the process, which gets the descriptor of its end of the socket."""
+    def __init__(self, module: str, settings: Message) -> None:
+        self._module = module
+        self._settings = json.dumps(settings).encode()
+        self._lock = threading.Lock()
+        self._process: subprocess.Popen[bytes] | None = None
+        self._channel: socket.socket
+        self._is_closed = False
+
+    @property
+    def pid(self) -> int | None:
+        """None if it does not run."""
+        return None if self._process is None else self._process.pid
+
+    def fork(self, *, timeout_s: float | None = None) -> ForkedWorker:
+        """Returns a new worker, which need not be ready, and whose messages must come within
+        ``timeout_s``. Raises UnavailableError if this is closed."""
+        with self._lock:
+            if self._is_closed:
+                raise UnavailableError("the server is shutting down")
+            ours, theirs = socket.socketpair()
+            ours.settimeout(timeout_s)
+            with theirs:
+                for _ in range(2):
+                    if self._process is None:
+                        self._start()
+                    with contextlib.suppress(OSError):
+                        socket.send_fds(self._channel, [_ONE_BYTE], [theirs.fileno()])
+                        break
+                    self._end()
+            return ForkedWorker(ours)
+
+    def close(self) -> None:
+        """Ends the process; it forks no more, and its workers do not end with it."""
+        with self._lock:
+            self._is_closed = True
+            self._end()
+
+    def _start(self) -> None:
         self._channel, theirs = socket.socketpair()
-        with theirs:
-            try:
-                begin(theirs.fileno())
-            except BaseException:
-                self._channel.close()
-                raise
-
-    def wait_ready(self, settings: Message | None = None) -> Message:
-        """Waits for the start of the process, which may take further ``settings``; returns its
-        first message. Raises WorkerDiedError if it fails."""
-        self._channel.settimeout(_START_TIMEOUT_S)
-        if settings is not None:
-            with contextlib.suppress(OSError):  # _receive raises WorkerDiedError
-                send_message(self._channel, settings)
-        reply, _ = self._receive()
-        self._channel.settimeout(None)
-        return reply
-
-    def kill(self) -> None:
-        """Kills the process; a running request raises WorkerDiedError."""
-        with contextlib.suppress(OSError):
-            self._channel.shutdown(socket.SHUT_RDWR)
-
-    def clean_up(self) -> None:
-        """Waits for the process to end, after ``kill`` and the last request."""
-        self._channel.close()
-
-    def _receive(self) -> tuple[Message, int]:
-        with contextlib.suppress(OSError):
-            if received := receive_message(self._channel):
-                return received
-        raise WorkerDiedError
-
-
-class WorkerProcess(_Worker):
-    """A process of its own, which imports what it needs."""
-
-    process: subprocess.Popen[bytes]
-
-    def __init__(self, module: str, settings: str = "") -> None:
-        """Runs ``module`` with two arguments: the descriptor of its socket, and the settings."""
-
-        def begin(theirs: int) -> None:
-            self.process = subprocess.Popen(
-                [sys.executable, "-P", "-m", module, str(theirs), settings],
-                stdin=subprocess.DEVNULL,
+        with theirs, in_memory(self._settings) as settings:
+            self._process = subprocess.Popen(
+                [sys.executable, "-P", "-m", self._module, str(theirs.fileno())],
+                stdin=settings,
                 stdout=subprocess.DEVNULL,
-                pass_fds=[theirs],
+                pass_fds=[theirs.fileno()],
                 process_group=0,  # a terminal's Ctrl-C is for the parent
                 env=_environment(),
             )
 
-        super().__init__(begin)
-
-    def hand_over(self, file: int) -> None:
-        """Gives the process a descriptor; any thread may call it. Raises WorkerDiedError."""
-        try:
-            socket.send_fds(self._channel, [_ONE_BYTE], [file])
-        except OSError:
-            raise WorkerDiedError from None
-
-    def kill(self) -> None:
-        """See _Worker."""
-        self.process.kill()
-        super().kill()
-
-    def clean_up(self) -> None:
-        """See _Worker."""
-        self.process.wait()
-        super().clean_up()
+    def _end(self) -> None:
+        process, self._process = self._process, None
+        if process is not None:
+            process.kill()
+            process.wait()
+            self._channel.close()
 
 
-class ForkedWorker(_Worker):
-    """A child of a process that has imported what it needs: it starts in milliseconds.
+class ForkedWorker:
+    """A child of a ``ForkServer``: it starts in milliseconds. One thread at a time may use it, and
+    any thread may kill it.
 
     Its first message has its process id as ``pid``. A child that is killed before ends with its
-    socket.
+    socket. Messages that do not come in time are TimeoutErrors.
     """
 
-    def __init__(self, parent: WorkerProcess) -> None:
-        """Raises WorkerDiedError if the parent has ended."""
-        super().__init__(parent.hand_over)
+    def __init__(self, channel: socket.socket) -> None:
+        self._channel = channel
         self.pid: int | None = None  # before the first message
         self._handle: int | None = None  # for the id may become another process's
 
-    def wait_ready(self, settings: Message | None = None) -> Message:
-        """See _Worker."""
-        reply = super().wait_ready(settings)
+    def wait_ready(self) -> Message:
+        """Returns the first message. Raises WorkerDiedError if the start fails."""
+        reply, _ = self._receive()
         self.pid = reply["pid"]
         if hasattr(os, "pidfd_open"):
             try:
@@ -139,34 +123,38 @@ class ForkedWorker(_Worker):
                 pass
         return reply
 
-    def ask(self, request: Message, file: int) -> tuple[Message, int]:
-        """Returns the reply to a request about the media in ``file`` (a descriptor), and the
-        reply's descriptor (-1: none).
-
-        Raises WorkerDiedError.
-        """
+    def ask(self, request: Message, *files: int) -> tuple[Message, int]:
+        """Returns the reply to a request with an optional descriptor, and the reply's descriptor
+        (-1: none). Raises WorkerDiedError."""
         with contextlib.suppress(ConnectionError):  # _receive raises WorkerDiedError
-            send_message(self._channel, request, file)
+            send_message(self._channel, request, *files)
         return self._receive()
 
     def kill(self) -> None:
-        """See _Worker."""
+        """Kills the process; a running request raises WorkerDiedError."""
         with contextlib.suppress(ProcessLookupError):
             if self._handle is not None:
                 signal.pidfd_send_signal(self._handle, signal.SIGKILL)
             elif self.pid is not None:
                 os.kill(self.pid, signal.SIGKILL)
-        super().kill()
+        with contextlib.suppress(OSError):
+            self._channel.shutdown(socket.SHUT_RDWR)
 
     def clean_up(self) -> None:
-        """See _Worker."""
+        """Waits for the process to end, after ``kill`` and the last request."""
         if self._handle is not None:
             end = select.poll()
             end.register(self._handle, select.POLLIN)
             end.poll()
             os.close(self._handle)
             self._handle = None
-        super().clean_up()
+        self._channel.close()
+
+    def _receive(self) -> tuple[Message, int]:
+        with contextlib.suppress(ConnectionError):
+            if received := receive_message(self._channel):
+                return received
+        raise WorkerDiedError
 
 
 def _environment() -> dict[str, str]:
@@ -193,6 +181,17 @@ def shared_file(size: int) -> int:
         os.close(descriptor)
         raise
     return descriptor
+
+
+@contextlib.contextmanager
+def in_memory(data: bytes) -> Iterator[int]:
+    """Yields the descriptor of a shared file with the data."""
+    descriptor = shared_file(len(data))
+    try:
+        os.pwrite(descriptor, data, 0)
+        yield descriptor
+    finally:
+        os.close(descriptor)
 
 
 def map_whole(descriptor: int, size: int) -> mmap.mmap:
@@ -224,27 +223,22 @@ def receive_message(channel: socket.socket) -> tuple[Message, int] | None:
             os.close(descriptor)
 
 
-def receive_descriptor(channel: socket.socket) -> int | None:
-    """Returns what ``hand_over`` gave, or None if the other process has ended."""
-    data, descriptors, _, _ = socket.recv_fds(channel, len(_ONE_BYTE), 1)
-    return descriptors[0] if data and descriptors else None
+def serve_forks(begin: Callable[[Message], Callable[[socket.socket], None]]) -> None:
+    """Runs a ``ForkServer``'s process: forks a child for each worker, until its parent has ended.
 
-
-def ignore_signals() -> None:
-    """Signals may reach a whole process group; this process ends when its socket closes."""
+    ``begin`` gets the settings, and returns what serves a worker's socket in the child, which ends
+    after it. This process must have no other thread.
+    """
+    # Signals may reach a whole process group; this process ends when its socket closes.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
-
-
-def fork_children(channel: socket.socket, serve: Callable[[socket.socket], None]) -> None:
-    """Forks a child for each socket that ``hand_over`` gives, until the other process has ended.
-
-    ``serve`` gets the socket in the child, which ends after it. This process must have no other
-    thread.
-    """
+    channel = socket.socket(fileno=int(sys.argv[1]))
+    serve = begin(json.load(sys.stdin))
+    os.ftruncate(sys.stdin.fileno(), 0)  # frees the settings
+    os.nice(_NICE)  # answers in progress have nine times its share of a busy processor
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # children that ended leave nothing
-    while (descriptor := receive_descriptor(channel)) is not None:
-        with socket.socket(fileno=descriptor) as own:
+    while descriptors := socket.recv_fds(channel, len(_ONE_BYTE), 1)[1]:
+        with socket.socket(fileno=descriptors[0]) as own:
             if os.fork() == 0:
                 try:
                     channel.close()
@@ -256,13 +250,8 @@ def fork_children(channel: socket.socket, serve: Callable[[socket.socket], None]
                     os._exit(0)
 
 
-def give_way() -> None:
-    """Lets answers in progress go first: they have nine times its share of a busy processor."""
-    os.nice(_NICE)
-
-
 def give_way_here() -> None:
-    """The same for the calling thread alone, where threads have a priority of their own."""
+    """Lets answers in progress go before the calling thread, where threads have a priority."""
     if sys.platform == "linux":
         os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICE)
 

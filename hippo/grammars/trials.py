@@ -9,18 +9,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import hashlib
-import socket
-import threading
 from concurrent.futures import ThreadPoolExecutor
 
-from hippo.base.worker_process import (
-    Message,
-    WorkerDiedError,
-    WorkerProcess,
-    give_way_here,
-    receive_message,
-    send_message,
-)
+from hippo.base.worker_process import ForkServer, Message, WorkerDiedError, give_way_here
 from hippo.errors import InvalidRequestError, OverloadedError, UnavailableError
 from hippo.grammars.limits import MAX_CPU_S, MAX_MEMORY_BYTES, QUICK_CPU_S
 from hippo.types import ModelInfo
@@ -28,10 +19,6 @@ from hippo.types import ModelInfo
 _NUM_QUICK = 4  # trials at once of less than QUICK_CPU_S
 _MAX_KNOWN = 1024  # results kept, of at most a kilobyte: a megabyte
 _MAX_WALL_S = 30.0  # limit of a trial, far above its CPU time on the busiest machine
-
-
-class _TooCostlyError(Exception):
-    """The trial was killed."""
 
 
 _TOO_COSTLY = (
@@ -45,21 +32,19 @@ class GrammarTrials:
 
     def __init__(self, info: ModelInfo | None = None) -> None:
         """Without a model, tokens are single bytes: what only a vocabulary costs is not tried."""
-        self._tokenizer = tokenizer_options(info) if info is not None else {"tokenizer": "byte"}
+        options = tokenizer_options(info) if info is not None else {"tokenizer": "byte"}
+        self._server = ForkServer("hippo.grammars.worker", options)
         self._quick = ThreadPoolExecutor(_NUM_QUICK, thread_name_prefix="grammar")
         self._costly = ThreadPoolExecutor(
             1, thread_name_prefix="costly-grammar", initializer=give_way_here
         )
-        self._starting = threading.Lock()
-        self._worker: WorkerProcess | None = None
-        self._is_closed = False
         # Of each grammar's SHA-256, the oldest first: its error, and the threads that compile it.
         self._known: dict[bytes, tuple[str, ThreadPoolExecutor]] = {}
 
     @property
     def worker_pid(self) -> int | None:
         """Process id of the process that forks; None before the first trial."""
-        return None if self._worker is None else self._worker.process.pid
+        return self._server.pid
 
     async def check(self, grammar: str, field: str) -> ThreadPoolExecutor:
         """Tries the grammar of the request's ``field``, unless its result is known. Returns the
@@ -81,87 +66,50 @@ class GrammarTrials:
 
     async def _result(self, grammar: str) -> tuple[str, ThreadPoolExecutor]:
         for threads, cpu_s in ((self._quick, QUICK_CPU_S), (self._costly, MAX_CPU_S)):
-            with contextlib.suppress(_TooCostlyError):
-                reply = await asyncio.get_running_loop().run_in_executor(
-                    threads, self._try, grammar, cpu_s
-                )
-                return reply.get("error", ""), threads
+            run = asyncio.get_running_loop().run_in_executor
+            if (error := await run(threads, self._try, grammar, cpu_s)) is not None:
+                return error, threads
         return _TOO_COSTLY, self._costly
 
     def close(self) -> None:
         """Ends the process; a trial in progress ends by its limits, and its threads after it."""
-        with self._starting:
-            self._is_closed = True
-            self._end_worker()
+        self._server.close()
         for threads in (self._quick, self._costly):
             threads.shutdown(wait=True, cancel_futures=True)
 
-    def _try(self, grammar: str, cpu_s: float) -> Message:
-        """Raises _TooCostlyError if the child was killed; tries again once if the process was."""
+    def _try(self, grammar: str, cpu_s: float) -> str | None:
+        """Returns the grammar's error, or None if the child was killed; tries again once if there
+        is no child."""
+        request = {
+            "grammar": grammar,
+            "cpu_s": cpu_s,
+            "wall_s": 2 * _MAX_WALL_S,  # after nobody waits any more
+            "max_memory_bytes": MAX_MEMORY_BYTES,
+        }
         for _ in range(2):
-            worker = self._running_worker()
+            child = self._server.fork(timeout_s=_MAX_WALL_S)
             try:
-                return _ask_child(worker, grammar, cpu_s)
+                child.wait_ready()
+                with contextlib.suppress(WorkerDiedError):
+                    return str(child.ask(request)[0]["error"])
+                return None
             except WorkerDiedError:
-                with self._starting:
-                    if worker is self._worker:
-                        self._end_worker()
-        raise UnavailableError("the process that tries grammars ended twice; send it again")
-
-    def _running_worker(self) -> WorkerProcess:
-        with self._starting:
-            if self._is_closed:
-                raise UnavailableError("the server is shutting down")
-            if self._worker is None:
-                self._worker = WorkerProcess("hippo.grammars.worker")
-                try:
-                    self._worker.wait_ready(self._tokenizer)
-                except WorkerDiedError:
-                    self._end_worker()
-                    raise UnavailableError(
-                        "the process that tries grammars does not start; its log has the details"
-                    ) from None
-            return self._worker
-
-    def _end_worker(self) -> None:
-        worker, self._worker = self._worker, None
-        if worker is not None:
-            worker.kill()
-            worker.clean_up()
+                continue
+            except TimeoutError:
+                raise OverloadedError(
+                    f"this machine is too busy: a grammar was not tried in {_MAX_WALL_S:g} s"
+                ) from None
+            finally:
+                child.kill()
+                child.clean_up()
+        raise UnavailableError(
+            "the process that tries grammars does not start; its log has the details"
+        )
 
 
 def tokenizer_options(info: ModelInfo) -> Message:
-    """Returns the options of llguidance's tokenizer of a model."""
     return {
         "tokenizer": info.tokenizer_json.decode(),
         "n_vocab": info.num_token_ids,
         "eos_token": list(info.end_token_ids) or None,
     }
-
-
-def _ask_child(worker: WorkerProcess, grammar: str, cpu_s: float) -> Message:
-    """Returns a child's reply. Raises WorkerDiedError if there is no child, _TooCostlyError if it
-    was killed, OverloadedError."""
-    request = {
-        "grammar": grammar,
-        "cpu_s": cpu_s,
-        "wall_s": 2 * _MAX_WALL_S,  # after nobody waits any more
-        "max_memory_bytes": MAX_MEMORY_BYTES,
-    }
-    ours, theirs = socket.socketpair()
-    with ours:
-        with theirs:
-            worker.hand_over(theirs.fileno())
-        ours.settimeout(_MAX_WALL_S)
-        try:
-            if receive_message(ours) is None:
-                raise WorkerDiedError
-            with contextlib.suppress(ConnectionError):
-                send_message(ours, request)
-                if received := receive_message(ours):
-                    return received[0]
-        except TimeoutError:
-            raise OverloadedError(
-                f"this machine is too busy: a grammar was not tried in {_MAX_WALL_S:g} s"
-            ) from None
-    raise _TooCostlyError

@@ -6,8 +6,6 @@ from dataclasses import dataclass
 
 from hippo.errors import MediaError
 
-_MIB = 1024 * 1024
-
 MAX_ASPECT_RATIO = 200
 """The longest side allowed, as a multiple of the shorter side, as in qwen-vl-utils: no family's
 resizing leaves anything of a narrower frame."""
@@ -27,9 +25,9 @@ class DecodeLimits:
     max_streams: int = 32  # tracks of the file, of any kind
     max_stored_frames: int = 1_000_000  # in the file
     max_stored_fps: float = 1000.0  # mean rate in the file
-    max_bytes: int = 256 * _MIB  # size of the compressed file
+    max_bytes: int = 256 << 20  # size of the compressed file
     timeout_s: float = 120.0  # wall time in the worker
-    max_memory_bytes: int = 2048 * _MIB  # what the worker may take after its start
+    max_memory_bytes: int = 2048 << 20  # what the worker may take after its start
 
     def check_bytes(self, num_bytes: int, kind: str) -> None:
         """Refuses a file of the ``kind`` that is empty or too large."""
@@ -56,7 +54,6 @@ class DecodeLimits:
         check_aspect(width, height, what)
 
     def check_memory(self, num_frames: int, width: int, height: int) -> None:
-        """Refuses frames that do not fit into the memory allowed."""
         size = num_frames * width * height * 3
         if size > self.max_memory_bytes:
             raise MediaError(
@@ -65,32 +62,13 @@ class DecodeLimits:
                 "down"
             )
 
-    def check_duration(self, duration_s: float) -> None:
-        """Refuses a video that lasts too long."""
+    def check_times(self, num_frames: int, duration_s: float) -> None:
+        """Refuses a video that lasts too long or 0 seconds, or of too many frames per second."""
         if duration_s > self.max_duration_s:
             raise MediaError(
                 f"the video lasts {duration_s:.1f} s; at most {self.max_duration_s:g} s are "
                 "allowed: send a shorter part of it"
             )
-
-    def check_streams(self, num_streams: int) -> None:
-        """Refuses a file of too many tracks."""
-        if num_streams > self.max_streams:
-            raise MediaError(
-                f"the file has {num_streams} tracks; at most {self.max_streams} are allowed: send "
-                "the video's track alone"
-            )
-
-    def check_stored_frames(self, num_frames: int) -> None:
-        """Refuses a file of too many frames."""
-        if num_frames > self.max_stored_frames:
-            raise MediaError(
-                f"the video has more than the {self.max_stored_frames:,} frames allowed: send a "
-                "shorter part of it"
-            )
-
-    def check_rate(self, num_frames: int, duration_s: float) -> None:
-        """Refuses a video of 0 seconds, or with too many frames per second."""
         if not duration_s > 0:
             raise MediaError("the video lasts 0 s: its times are damaged; encode it again")
         if num_frames > 1 and num_frames > duration_s * self.max_stored_fps:
@@ -99,9 +77,15 @@ class DecodeLimits:
                 f"{self.max_stored_fps:g} are allowed: encode it at a lower rate"
             )
 
+    def check_stored_frames(self, num_frames: int) -> None:
+        if num_frames > self.max_stored_frames:
+            raise MediaError(
+                f"the video has more than the {self.max_stored_frames:,} frames allowed: send a "
+                "shorter part of it"
+            )
+
 
 def check_aspect(width: int, height: int, what: str) -> None:
-    """Refuses a frame or image (``what``) that is too narrow."""
     if max(width, height) > MAX_ASPECT_RATIO * min(width, height):
         raise MediaError(
             f"{what} has {width} x {height} pixels; one side may be at most {MAX_ASPECT_RATIO} "

@@ -86,16 +86,14 @@ def _check_range(plan: FramePlan, limits: DecodeLimits, frames: FrameLimits) -> 
     if frames.fixed_size is None:
         return
     height, width = frames.fixed_size
-    for name, is_met in (
-        ("max_pixels", not 0 < plan.max_pixels < height * width),
-        ("min_pixels", plan.min_pixels <= height * width),
-    ):
-        if not is_met:
-            raise InvalidRequestError(
-                f"this model looks at every frame at {width} x {height} pixels: {name} cannot be "
-                f"{getattr(plan, name)}; leave it out, or change the number of frames",
-                param=name,
-            )
+    is_too_few = 0 < plan.max_pixels < height * width
+    if is_too_few or plan.min_pixels > height * width:
+        name = "max_pixels" if is_too_few else "min_pixels"
+        raise InvalidRequestError(
+            f"this model looks at every frame at {width} x {height} pixels: {name} cannot be "
+            f"{getattr(plan, name)}; leave it out, or change the number of frames",
+            param=name,
+        )
 
 
 def count_frames(total: int, duration_s: float, plan: FramePlan, multiple: int = 2) -> int:
@@ -132,7 +130,9 @@ def sample_frames(seconds: Sequence[float], duration_s: float, num_frames: int) 
     ``seconds`` are the presentation times of all frames, ascending from 0. At a constant frame
     rate the indices are evenly spaced, otherwise the times at which the frames are on screen.
     """
-    if has_constant_rate(seconds, duration_s):
+    interval = duration_s / len(seconds)
+    # At a constant rate each frame is within half an interval of even spacing.
+    if all(abs(time - i * interval) <= 0.5 * interval for i, time in enumerate(seconds)):
         return spaced(len(seconds), num_frames)
     times = (place * duration_s / num_frames for place in range(num_frames))
     return [bisect.bisect_right(seconds, time + 1e-9) - 1 for time in times]
@@ -141,12 +141,6 @@ def sample_frames(seconds: Sequence[float], duration_s: float, num_frames: int) 
 def spaced(total: int, num_frames: int) -> list[int]:
     """Returns ``num_frames`` evenly spaced indices of ``total``, from 0."""
     return [place * total // num_frames for place in range(num_frames)]
-
-
-def has_constant_rate(seconds: Sequence[float], duration_s: float) -> bool:
-    """Whether each frame is within half a frame interval of even spacing."""
-    interval = duration_s / len(seconds)
-    return all(abs(time - i * interval) <= 0.5 * interval for i, time in enumerate(seconds))
 
 
 def _floor(count: float, multiple: int) -> int:

@@ -60,7 +60,6 @@ def deinterlaced(frame: av.VideoFrame) -> av.VideoFrame:
 
 
 def has_high_range(frame: av.VideoFrame) -> bool:
-    """Whether the frame's values are in PQ or HLG."""
     return frame.color_trc in (_PQ, _HLG)
 
 

@@ -18,7 +18,6 @@ import os
 import resource
 import struct
 import sys
-from dataclasses import dataclass
 
 from hippo.base.worker_process import limit_memory
 
@@ -45,39 +44,22 @@ _CLONE_THREAD = 0x10000
 _OPENAT2, _IO_URING_SETUP, _CLONE3 = 437, 425, 435  # the same on every architecture
 
 
-@dataclass(frozen=True, slots=True)
-class _Machine:
-    """An architecture's number in audit.h, and its numbers of system calls."""
-
-    architecture: int
-    seccomp: int
-    clone: int
-    refused: tuple[int, ...]
-
-
+# By architecture: its number in audit.h, its numbers of seccomp and clone, and what is refused.
 _MACHINES = {
-    "x86_64": _Machine(
-        0xC000003E,
-        seccomp=317,
-        clone=56,
-        refused=(
-            *(2, 85, 257, 304),  # open, creat, openat, open_by_handle_at
-            *(41, 53),  # socket, socketpair
-            *(59, 322),  # execve, execveat
-            *(57, 58),  # fork, vfork
-            *(101, 310, 311),  # ptrace, process_vm_readv, process_vm_writev
-        ),
+    "x86_64": (
+        *(0xC000003E, 317, 56),
+        *(2, 85, 257, 304),  # open, creat, openat, open_by_handle_at
+        *(41, 53),  # socket, socketpair
+        *(59, 322),  # execve, execveat
+        *(57, 58),  # fork, vfork
+        *(101, 310, 311),  # ptrace, process_vm_readv, process_vm_writev
     ),
-    "aarch64": _Machine(
-        0xC00000B7,
-        seccomp=277,
-        clone=220,
-        refused=(
-            *(56, 265),  # openat, open_by_handle_at
-            *(198, 199),  # socket, socketpair
-            *(221, 281),  # execve, execveat
-            *(117, 270, 271),  # ptrace, process_vm_readv, process_vm_writev
-        ),
+    "aarch64": (
+        *(0xC00000B7, 277, 220),
+        *(56, 265),  # openat, open_by_handle_at
+        *(198, 199),  # socket, socketpair
+        *(221, 281),  # execve, execveat
+        *(117, 270, 271),  # ptrace, process_vm_readv, process_vm_writev
     ),
 }
 
@@ -88,7 +70,15 @@ def confine(max_memory_bytes: int) -> list[str]:
 
     Returns which of "no new privileges", "landlock" and "seccomp" the system has.
     """
-    _limit(max_memory_bytes)
+    limit_memory(max_memory_bytes)
+    for limit, most in (
+        (resource.RLIMIT_FSIZE, max_memory_bytes),
+        (resource.RLIMIT_NOFILE, _MAX_DESCRIPTORS),
+        (resource.RLIMIT_CORE, 0),
+    ):
+        hard = resource.getrlimit(limit)[1]
+        value = most if hard == resource.RLIM_INFINITY else min(hard, most)
+        resource.setrlimit(limit, (value, value))
     if sys.platform != "linux":
         return []
     kernel = ctypes.CDLL(None, use_errno=True)
@@ -100,19 +90,6 @@ def confine(max_memory_bytes: int) -> list[str]:
     if _filter_calls(kernel):
         found.append("seccomp")
     return found
-
-
-def _limit(max_memory_bytes: int) -> None:
-    limit_memory(max_memory_bytes)
-    _lower(resource.RLIMIT_FSIZE, max_memory_bytes)
-    _lower(resource.RLIMIT_NOFILE, _MAX_DESCRIPTORS)
-    _lower(resource.RLIMIT_CORE, 0)
-
-
-def _lower(limit: int, most: int) -> None:
-    hard = resource.getrlimit(limit)[1]
-    value = most if hard == resource.RLIM_INFINITY else min(hard, most)
-    resource.setrlimit(limit, (value, value))
 
 
 def _restrict_files(kernel: ctypes.CDLL) -> bool:
@@ -142,32 +119,32 @@ def _filter_calls(kernel: ctypes.CDLL) -> bool:
     machine = _MACHINES.get(os.uname().machine)
     if machine is None or sys.maxsize < 2**32:
         return False
-    steps = ctypes.create_string_buffer(_filter(machine))
+    architecture, seccomp, clone, *refused = machine
+    steps = ctypes.create_string_buffer(_filter(architecture, clone, refused))
     program = struct.pack("@HP", len(steps) // 8, ctypes.addressof(steps))
     flags = _ALL_THREADS | _WITHOUT_SLOWDOWN
-    return bool(kernel.syscall(machine.seccomp, _SET_FILTER, flags, program) == 0)
+    return bool(kernel.syscall(seccomp, _SET_FILTER, flags, program) == 0)
 
 
-def _filter(machine: _Machine) -> bytes:
+def _filter(architecture: int, clone: int, refused: list[int]) -> bytes:
     """Returns the steps of the filter (struct sock_filter): code, steps to skip if true and if
     false, value."""
-    refused = (*machine.refused, _OPENAT2, _IO_URING_SETUP)
     refusal = (_RETURN, 0, 0, _REFUSE | errno.EPERM)
     steps = [
         (_LOAD, 0, 0, _ARCHITECTURE_AT),
-        (_EQUAL, 1, 0, machine.architecture),
+        (_EQUAL, 1, 0, architecture),
         (_RETURN, 0, 0, _KILL),
         (_LOAD, 0, 0, _NUMBER_AT),
         (_AT_LEAST, 0, 1, _X32),
         refusal,
     ]
-    for number in refused:
+    for number in (*refused, _OPENAT2, _IO_URING_SETUP):
         steps += [(_EQUAL, 0, 1, number), refusal]
     steps += [
         # Its flags are in memory, which a filter cannot read; the C library then takes clone.
         (_EQUAL, 0, 1, _CLONE3),
         (_RETURN, 0, 0, _REFUSE | errno.ENOSYS),
-        (_EQUAL, 0, 3, machine.clone),
+        (_EQUAL, 0, 3, clone),
         (_LOAD, 0, 0, _ARGUMENT_AT),
         (_ANY_BIT, 1, 0, _CLONE_THREAD),
         refusal,

@@ -2,35 +2,26 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import fcntl
 import hashlib
-import json
-import logging
 import math
 import os
-from collections.abc import Awaitable, Callable
 from contextlib import AbstractAsyncContextManager
-from typing import TypeVar
 
 import torch
 
 from hippo.base.local_files import LocalFiles
-from hippo.base.worker_process import ForkedWorker, Message, WorkerDiedError, map_whole
+from hippo.base.worker_process import ForkedWorker, ForkServer, Message, WorkerDiedError, map_whole
 from hippo.errors import ContextLengthError, MediaError
 from hippo.media.limits import NUM_WORKERS, DecodeLimits
 from hippo.media.resizing import FrameLimits
 from hippo.media.sampling import resolve_plan
 from hippo.models.interface.base import DecodedMedia
 from hippo.types import FramePlan, Media
-from hippo.video.seats import Seat, Turns, WorkerParent
+from hippo.video.seats import Seat, Turns
 from hippo.video.shared import SharedFrames, media_of
 from hippo.video.source import content_name, opened_media
-
-ResultT = TypeVar("ResultT")
-
-_log = logging.getLogger(__name__)
 
 _MOST_THREADS = 16  # for a video; FFmpeg's decoders gain little from more
 _LARGE_BYTES = 4 << 20  # larger results are mapped, not copied
@@ -64,21 +55,14 @@ class MediaDecoder:
     ) -> None:
         self.limits = limits or DecodeLimits()
         self.frame_limits = FrameLimits()  # the served model's, once it is loaded
-        settings = json.dumps(
-            {
-                "limits": dataclasses.asdict(self.limits),
-                "cpu_core": cpu_core,
-                "num_threads": 1
-                if cpu_core is not None
-                else min(_MOST_THREADS, os.cpu_count() or 1),
-            }
-        )
+        num_threads = 1 if cpu_core is not None else min(_MOST_THREADS, os.cpu_count() or 1)
+        settings = {"limits": dataclasses.asdict(self.limits), "cpu_core": cpu_core}
+        settings["num_threads"] = num_threads
         self._files = files or LocalFiles(())
         self._shared = shared
         self._turns = Turns(num_workers)
-        self._parent = WorkerParent(settings)
-        self._seats = [Seat(self._parent, self._log_confinement) for _ in range(num_workers)]
-        self._logged: list[str] | None = None
+        self._server = ForkServer("hippo.video.worker", settings)
+        self._seats = [Seat(self._server) for _ in range(num_workers)]
 
     @property
     def worker_pids(self) -> list[int | None]:
@@ -109,8 +93,13 @@ class MediaDecoder:
             "plan": dataclasses.asdict(resolved),
             "frame_limits": dataclasses.asdict(self.frame_limits),
         }
+        if media.uuid and not (media.path or media.data):
+            raise MediaError(
+                f"no {kind} with the uuid {media.uuid!r} and these frames is kept; send the file "
+                "with it"
+            )
         if not media.path:
-            self._check_data(media)
+            self.limits.check_bytes(len(media.data), kind)
         is_expensive = False
 
         def turn() -> AbstractAsyncContextManager[int]:
@@ -140,7 +129,7 @@ class MediaDecoder:
             self._shared.clear()
         for seat in self._seats:
             await seat.wait_ended()
-        self._parent.close()
+        self._server.close()
 
     async def __aenter__(self) -> MediaDecoder:
         await self.start()
@@ -148,14 +137,6 @@ class MediaDecoder:
 
     async def __aexit__(self, *error: object) -> None:
         await self.close()
-
-    def _check_data(self, media: Media) -> None:
-        if media.uuid and not media.data:
-            raise MediaError(
-                f"no {media.kind.value} with the uuid {media.uuid!r} and these frames is kept; "
-                "send the file with it"
-            )
-        self.limits.check_bytes(len(media.data), media.kind.value)
 
     async def _decode_on(self, seat: int, media: Media, request: Message) -> DecodedMedia | None:
         """Returns the item's frames, or None if it is too expensive for the seat."""
@@ -178,31 +159,23 @@ class MediaDecoder:
         timeout_s = self.limits.timeout_s
         if is_cheap_only:
             timeout_s = min(timeout_s, _CHEAP_TIMEOUT_S)
-        try:
-            return await _twice(lambda: self._seats[seat].run(work, timeout_s=timeout_s))
-        except WorkerDiedError as died:
-            crash = f"the {kind} crashes its decoder; it is damaged: encode it again"
-            raise MediaError(str(died) or crash) from None
-        except TimeoutError:
-            if timeout_s < self.limits.timeout_s:
-                return None
-            raise MediaError(
-                f"decoding the {kind} takes longer than the {self.limits.timeout_s:g} s allowed: "
-                "ask for fewer frames, or send a shorter or smaller one"
-            ) from None
-
-    def _log_confinement(self, confined: list[str]) -> None:
-        if confined != self._logged:
-            self._logged = confined
-            _log.info("decoding with %s", ", ".join(confined) or "no help of the kernel")
-
-
-async def _twice(run: Callable[[], Awaitable[ResultT]]) -> ResultT:
-    """Runs again if the worker dies: a crash may have an external cause, and the item before may
-    have used up the memory. Raises WorkerDiedError the second time."""
-    with contextlib.suppress(WorkerDiedError):
-        return await run()
-    return await run()
+        reason = ""
+        # Twice: a crash may have an external cause, or the item before has used up the memory.
+        for _ in range(2):
+            try:
+                return await self._seats[seat].run(work, timeout_s=timeout_s)
+            except WorkerDiedError as died:
+                reason = (
+                    str(died) or f"the {kind} crashes its decoder; it is damaged: encode it again"
+                )
+            except TimeoutError:
+                if timeout_s < self.limits.timeout_s:
+                    return None
+                raise MediaError(
+                    f"decoding the {kind} takes longer than the {self.limits.timeout_s:g} s "
+                    "allowed: ask for fewer frames, or send a shorter or smaller one"
+                ) from None
+        raise MediaError(reason)
 
 
 def _decoded(media: Media, reply: Message, result: int) -> DecodedMedia:

@@ -39,7 +39,9 @@ _FRAME = "a frame of the video"
 _NO_VIDEO = av.stream.Disposition.attached_pic | av.stream.Disposition.timed_thumbnails
 _BUFFER_SIZE = 1 << 18
 _THREADED_PIXELS = 200_000_000  # all frames together; for fewer pixels, threads are slower
-_THREAD_BYTES = 9  # memory of a pixel: two frames of 4:2:0 in 10 bits, and a frame in RGB
+_THREAD_BYTES = 9
+"""A thread's memory of a pixel: two frames of 4:2:0 in 10 bits, and a frame in RGB. Together the
+threads take half of the memory allowed."""
 
 
 def read_video(file: BinaryIO, canvas: Canvas) -> Frames:
@@ -49,22 +51,18 @@ def read_video(file: BinaryIO, canvas: Canvas) -> Frames:
     might give other frames than decoding the whole file, the whole file is decoded.
     """
     is_cut = _check_head(file)
-    with _open(file, canvas.limits) as container:
-        stream = _video_stream(container, canvas.limits)
+    with _track(file, canvas.limits) as stream:
         num_stored = stream.frames
-        if not is_cut and (timeline := timeline_of_index(container, stream, canvas.limits)):
+        if not is_cut and (timeline := timeline_of_index(stream, canvas.limits)):
             with contextlib.suppress(SeekError):
-                return _read(seek_frames, container, stream, timeline, canvas)
-    with _open(file, canvas.limits) as container:
-        stream = _video_stream(container, canvas.limits)
-        timeline = timeline_of_packets(container, stream, canvas.limits, is_cut=is_cut)
+                return _read(seek_frames, stream, timeline, canvas)
+    with _track(file, canvas.limits) as stream:
+        timeline = timeline_of_packets(stream, canvas.limits, is_cut=is_cut)
         notes = _notes(timeline, num_stored if is_cut else None)
         with contextlib.suppress(SeekError):
-            frames = _read(seek_frames, container, stream, timeline, canvas)
-            return replace(frames, notes=notes)
-    with _open(file, canvas.limits) as container:
-        stream = _video_stream(container, canvas.limits)
-        return replace(_read(all_frames, container, stream, timeline, canvas), notes=notes)
+            return replace(_read(seek_frames, stream, timeline, canvas), notes=notes)
+    with _track(file, canvas.limits) as stream:
+        return replace(_read(all_frames, stream, timeline, canvas), notes=notes)
 
 
 def _notes(timeline: PresentationTimes, num_stored: int | None) -> tuple[str, ...]:
@@ -90,17 +88,18 @@ def _notes(timeline: PresentationTimes, num_stored: int | None) -> tuple[str, ..
     return tuple(notes)
 
 
-def _open(file: BinaryIO, limits: DecodeLimits) -> av.container.InputContainer:
+@contextlib.contextmanager
+def _track(file: BinaryIO, limits: DecodeLimits) -> Iterator[av.VideoStream]:
+    """Opens the file, and yields the track that players show: no cover and no thumbnails; an
+    enabled or default track before others, then the largest track, then the first."""
     container = _opened(file)
     if any(_is_read(each) and not each.codec_context.width for each in container.streams.video):
         # FFmpeg looks at the first five seconds for sizes; a recording may have none in them.
         container.close()
-        return _opened(
-            file,
-            probesize=str(file.seek(0, io.SEEK_END)),
-            analyzeduration=str(int(1e6 * limits.max_duration_s)),
-        )
-    return container
+        size, microseconds = file.seek(0, io.SEEK_END), int(1e6 * limits.max_duration_s)
+        container = _opened(file, probesize=str(size), analyzeduration=str(microseconds))
+    with container:
+        yield _shown_track(container, limits)
 
 
 def _opened(file: BinaryIO, **options: str) -> av.container.InputContainer:
@@ -119,7 +118,6 @@ def _opened(file: BinaryIO, **options: str) -> av.container.InputContainer:
 
 def _read(
     decode: Callable[..., Iterator[av.VideoFrame]],
-    container: av.container.InputContainer,
     stream: av.VideoStream,
     timeline: PresentationTimes,
     canvas: Canvas,
@@ -127,8 +125,7 @@ def _read(
     """Decodes the frames of a timeline with ``seek_frames`` or ``all_frames``."""
     context, plan, frame_limits = stream.codec_context, canvas.plan, canvas.frame_limits
     total, duration_s = len(timeline.ticks), timeline.duration_s
-    canvas.limits.check_duration(duration_s)
-    canvas.limits.check_rate(total, duration_s)
+    canvas.limits.check_times(total, duration_s)
     aspect = stream.sample_aspect_ratio if frame_limits.as_shown else None
     width, height = shown_size(context.width, context.height, aspect)
     canvas.limits.check_size(width, height, _FRAME)
@@ -136,23 +133,18 @@ def _read(
     count = fit_frames(count, height, width, plan, frame_limits)
     seconds = timeline.seconds
     indices = sample_frames(seconds, duration_s, count)
-    is_large = total * context.width * context.height >= _THREADED_PIXELS
-    num_threads = _num_threads(canvas, context.width * context.height) if is_large else 1
+    num_pixels = max(context.width * context.height, 1)
+    is_large = total * num_pixels >= _THREADED_PIXELS
+    fitting = canvas.limits.max_memory_bytes // 2 // (_THREAD_BYTES * num_pixels)
+    num_threads = max(1, min(canvas.num_threads, fitting)) if is_large else 1
     context.thread_count = num_threads
     context.thread_type = "AUTO" if is_large else "NONE"
     wanted = [timeline.ticks[index] for index in indices]
     num_decoded = num_from_keys(timeline, wanted) if decode is seek_frames else indices[-1] + 1
     canvas.check_cost(num_decoded, len(set(wanted)), (context.width, context.height), num_threads)
-    frames = decode(container, stream, timeline, wanted)
+    frames = decode(stream, timeline, wanted)
     pixels = _draw(frames, count, canvas, num_threads, aspect)
     return Frames(pixels, tuple(seconds[index] for index in indices), count / duration_s)
-
-
-def _num_threads(canvas: Canvas, num_pixels: int) -> int:
-    """Returns how many of the threads work on frames of this many pixels. Each thread has a frame
-    that is decoded and a frame that is drawn; together they take half of the memory allowed."""
-    fitting = canvas.limits.max_memory_bytes // 2 // (_THREAD_BYTES * max(num_pixels, 1))
-    return max(1, min(canvas.num_threads, fitting))
 
 
 def _draw(
@@ -164,15 +156,15 @@ def _draw(
 ) -> Pixels:
     """Draws ``count`` frames, on several threads while the next ones are decoded."""
 
-    def checked_size(frame: av.VideoFrame) -> tuple[int, int]:
+    def shown(frame: av.VideoFrame) -> tuple[int, int]:
         canvas.limits.check_size(frame.width, frame.height, _FRAME)
-        width, height = shown_size(frame.width, frame.height, aspect)
-        canvas.limits.check_size(width, height, _FRAME)
-        return width, height
+        size = shown_size(frame.width, frame.height, aspect)
+        canvas.limits.check_size(*size, _FRAME)
+        return size
 
     first = next(frames)
     orientation = Orientation.of(first)
-    width, height = checked_size(first)
+    width, height = shown(first)
     upright = (width, height) if orientation.is_transposed else (height, width)
     size = fit_size(count, *upright, canvas.plan, canvas.frame_limits)
     pixels = canvas.allocate_frames(count, size)
@@ -186,8 +178,7 @@ def _draw(
             rgb = _as_shown(frame, target) if canvas.frame_limits.as_shown else _opaque(frame)
         canvas.draw(orientation.applied(rgb), pixels[place])
 
-    running = deque[Future[None]]()
-    copies = list[int]()
+    running, copies = deque[Future[None]](), list[int]()
     before: av.VideoFrame | None = None
     with ThreadPoolExecutor(num_threads) as pool:
         for place, frame in enumerate(itertools.chain((first,), frames)):
@@ -195,7 +186,7 @@ def _draw(
                 copies.append(place)
                 continue
             before = frame
-            checked_size(frame)
+            shown(frame)
             running.append(pool.submit(draw, frame, place))
             if len(running) > num_threads:  # bounds the number of frames in memory
                 running.popleft().result()
@@ -259,10 +250,12 @@ def _check_head(file: BinaryIO) -> bool:
     return False
 
 
-def _video_stream(container: av.container.InputContainer, limits: DecodeLimits) -> av.VideoStream:
-    """Returns the track that players show: no cover and no thumbnails; an enabled or default track
-    before others, then the largest track, then the first."""
-    limits.check_streams(len(container.streams))
+def _shown_track(container: av.container.InputContainer, limits: DecodeLimits) -> av.VideoStream:
+    if (num_streams := len(container.streams)) > limits.max_streams:
+        raise MediaError(
+            f"the file has {num_streams} tracks; at most {limits.max_streams} are allowed: send "
+            "the video's track alone"
+        )
     tracks = [each for each in container.streams.video if not each.disposition & _NO_VIDEO]
     stream = max(tracks, key=_rank, default=None)
     if stream is None:
@@ -280,8 +273,7 @@ def _video_stream(container: av.container.InputContainer, limits: DecodeLimits) 
 
 
 def _is_read(stream: av.VideoStream) -> bool:
-    """Whether the track's codec is known to FFmpeg, and one of CODECS."""
-    context = stream.codec_context
+    context = stream.codec_context  # None: FFmpeg does not know the codec
     return context is not None and context.codec.canonical_name in CODECS
 
 

@@ -14,6 +14,7 @@ from hippo.media.frame_list import read_frame_list
 from hippo.media.resizing import fit_frames, fit_image, fit_size
 from hippo.media.sampling import spaced
 from hippo.media.signatures import HEAD_BYTES, fault, is_video
+from hippo.types import FramePlan
 from hippo.video.canvas import Canvas, ExpensiveError, Frames, Pixels
 
 Colour = tuple[int, int, int]
@@ -22,8 +23,7 @@ WHITE: Colour = (255, 255, 255)
 
 def read_image(file: BinaryIO, canvas: Canvas) -> Frames:
     """Returns the image as one frame, turned by its EXIF orientation; raises MediaError."""
-    file.seek(0)
-    rgb = _rgb(file, IMAGES, canvas, "the image", _colour(canvas.plan.background))
+    rgb = _rgb(file, IMAGES, canvas, "the image")
     size = fit_image(rgb.shape[0], rgb.shape[1], canvas.plan, canvas.frame_limits)
     pixels = canvas.allocate_frames(1, size)
     canvas.draw(rgb, pixels[0])
@@ -44,8 +44,7 @@ def read_frames(file: BinaryIO, canvas: Canvas) -> Frames:
         raise MediaError(
             f"the video has {total} frames; at most {limits.max_frames} are allowed: send fewer"
         )
-    limits.check_duration(listed.duration_s)
-    limits.check_rate(total, listed.duration_s)
+    limits.check_times(total, listed.duration_s)
 
     def read(index: int) -> Pixels:
         offset, size = listed.spans[index]
@@ -77,13 +76,7 @@ def read_frames(file: BinaryIO, canvas: Canvas) -> Frames:
     return Frames(pixels, tuple(seconds), num_chosen / listed.duration_s)
 
 
-def _rgb(
-    file: BinaryIO,
-    formats: tuple[str, ...],
-    canvas: Canvas,
-    name: str,
-    background: Colour = WHITE,
-) -> Pixels:
+def _rgb(file: BinaryIO, formats: tuple[str, ...], canvas: Canvas, name: str) -> Pixels:
     """Returns the upright image ``[height, width, 3]``; a MediaError calls it ``name``."""
     Image.MAX_IMAGE_PIXELS = None  # the operator's limit is checked below, before any decoding
     try:
@@ -91,7 +84,7 @@ def _rgb(
             canvas.limits.check_size(image.width, image.height, name)
             canvas.limits.check_memory(1, image.width, image.height)
             canvas.check_cost(1, 1, image.size)
-            return _flattened(ImageOps.exif_transpose(image), background)
+            return _flattened(ImageOps.exif_transpose(image), _colour(canvas.plan))
     except UnidentifiedImageError:
         if formats == IMAGES:
             file.seek(0)
@@ -107,11 +100,10 @@ def _rgb(
         raise MediaError(f"{name} is damaged or cut off ({reason}); send it whole") from None
 
 
-def _colour(background: int) -> Colour:
-    """Returns the colour of FramePlan.background."""
-    if not background:
+def _colour(plan: FramePlan) -> Colour:
+    if not plan.background:
         return WHITE
-    red, rest = divmod(background - 1, 1 << 16)
+    red, rest = divmod(plan.background - 1, 1 << 16)
     return (red, *divmod(rest, 1 << 8))
 
 
@@ -126,7 +118,6 @@ def _flattened(image: Image.Image, background: Colour) -> Pixels:
 
 
 def over(background: Colour, image: Image.Image) -> Image.Image:
-    """Returns an RGBA image over a colour."""
     opaque = Image.new("RGB", image.size, background)
     opaque.paste(image, mask=image.getchannel("A"))
     return opaque

@@ -5,57 +5,31 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 from collections import Counter, OrderedDict, deque
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
+from functools import cache
 from typing import Any, TypeVar
 
-from hippo.base.worker_process import ForkedWorker, WorkerDiedError, WorkerProcess
+from hippo.base.worker_process import ForkedWorker, ForkServer, WorkerDiedError
 from hippo.errors import UnavailableError
 
 ResultT = TypeVar("ResultT")
 
-_WORKER = "hippo.video.worker"
+_log = logging.getLogger(__name__)
+
+_START_TIMEOUT_S = 60.0
 _CLOSED = "the media decoder is closed"
 _NOT_STARTED = "the media decoder does not start: is hippo-serve[engine] installed whole?"
 
 
-class WorkerParent:
-    """The process that workers are forked from, which the first worker starts; belongs to one event
-    loop, and must be closed."""
-
-    def __init__(self, settings: str) -> None:
-        self._settings = settings
-        self._process: WorkerProcess | None = None
-
-    def fork(self) -> ForkedWorker:
-        """Returns a new worker, which need not be ready."""
-        if self._process is not None:
-            try:
-                return ForkedWorker(self._process)
-            except WorkerDiedError:
-                self.close()
-        self._process = WorkerProcess(_WORKER, self._settings)
-        return ForkedWorker(self._process)
-
-    def close(self) -> None:
-        """Ends the process; it forks no more, and its workers do not end with it."""
-        process, self._process = self._process, None
-        if process is not None:
-            process.kill()
-            process.clean_up()
-
-
 class Seat:
-    """Runs one function after another with a worker, which the first function starts.
+    """Runs one function after another with a worker, which the first function starts. Belongs to
+    one event loop; must be closed."""
 
-    ``on_start`` is called with what confines a new worker. Belongs to one event loop; must be
-    closed.
-    """
-
-    def __init__(self, parent: WorkerParent, on_start: Callable[[list[str]], None]) -> None:
-        self._parent = parent
-        self._on_start = on_start
+    def __init__(self, server: ForkServer) -> None:
+        self._server = server
         self._worker: ForkedWorker | None = None
         self._working: asyncio.Future[Any] | None = None  # the thread that uses the worker
         self._ending: set[asyncio.Task[None]] = set()
@@ -63,16 +37,16 @@ class Seat:
 
     @property
     def worker_pid(self) -> int | None:
-        """Process id of the worker; None if no worker runs."""
+        """None if no worker runs."""
         return None if self._worker is None else self._worker.pid
 
     async def start(self) -> None:
         """Starts the worker and waits until it is ready; raises UnavailableError if it fails."""
         if self._worker is None:
             try:
-                ready = await self._with_worker(ForkedWorker.wait_ready)
-                self._on_start(ready["confined"])
-            except WorkerDiedError:
+                ready = await self._with_worker(ForkedWorker.wait_ready, timeout_s=_START_TIMEOUT_S)
+                _log_confinement(", ".join(ready["confined"]))
+            except (WorkerDiedError, TimeoutError):
                 raise UnavailableError(_NOT_STARTED) from None
 
     async def run(self, work: Callable[[ForkedWorker], ResultT], *, timeout_s: float) -> ResultT:
@@ -94,11 +68,11 @@ class Seat:
         await asyncio.gather(*self._ending)
 
     async def _with_worker(
-        self, work: Callable[[ForkedWorker], ResultT], *, timeout_s: float | None = None
+        self, work: Callable[[ForkedWorker], ResultT], *, timeout_s: float
     ) -> ResultT:
         if self._is_closed:
             raise UnavailableError(_CLOSED)
-        worker = self._worker = self._worker or self._parent.fork()
+        worker = self._worker = self._worker or self._server.fork()
         self._working = asyncio.ensure_future(asyncio.to_thread(work, worker))
         try:
             async with asyncio.timeout(timeout_s):
@@ -130,6 +104,11 @@ class Seat:
         task = asyncio.create_task(end())
         self._ending.add(task)
         task.add_done_callback(self._ending.discard)
+
+
+@cache
+def _log_confinement(confined: str) -> None:
+    _log.info("decoding with %s", confined or "no help of the kernel")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -176,7 +155,6 @@ class Turns:
             self._leave(client, ticket)
 
     def is_reserved(self, seat: int) -> bool:
-        """Whether the seat is kept for cheap items."""
         return seat == self._reserved
 
     def _leave(self, client: str, ticket: _Ticket) -> None:

@@ -6,13 +6,14 @@ import bisect
 import itertools
 from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from fractions import Fraction
 from typing import TypeAlias
 
 import av
 import av.error
 
 from hippo.errors import MediaError
-from hippo.video.timeline import PresentationTimes, Segment
+from hippo.video.timeline import PresentationTimes, Segment, file_of
 
 _Packet: TypeAlias = "av.Packet[av.VideoStream]"
 _MAX_BAD_SHARE = 0.1  # the largest share of packets that cannot be decoded
@@ -40,10 +41,7 @@ class _Run:
 
 
 def seek_frames(
-    container: av.container.InputContainer,
-    stream: av.VideoStream,
-    timeline: PresentationTimes,
-    wanted: Sequence[int],
+    stream: av.VideoStream, timeline: PresentationTimes, wanted: Sequence[int]
 ) -> Iterator[av.VideoFrame]:
     """Yields the frame on screen at each time in ``wanted`` (ticks, ascending), and reads and
     decodes only from the key frames before them.
@@ -56,7 +54,7 @@ def seek_frames(
         raise SeekError
     try:
         for run in _runs(wanted, timeline):
-            packets = _seek(container, stream, run, timeline)
+            packets = _seek(stream, run, timeline.base)
             stream.codec_context.flush_buffers()
             frames = _from_key(packets, stream, set(run.wanted))
             for tick, frame in zip(run.wanted, _on_screen(frames, run.wanted), strict=True):
@@ -72,10 +70,7 @@ def seek_frames(
 
 
 def all_frames(
-    container: av.container.InputContainer,
-    stream: av.VideoStream,
-    timeline: PresentationTimes,
-    wanted: Sequence[int],
+    stream: av.VideoStream, timeline: PresentationTimes, wanted: Sequence[int]
 ) -> Iterator[av.VideoFrame]:
     """Yields the frames of ``seek_frames``, but decodes the file from its beginning.
 
@@ -94,7 +89,7 @@ def all_frames(
                 f"the video is damaged: {number} of {num_stored} frames cannot be decoded"
             ) from None
 
-    frames = _decode(container.demux(stream), stream, needed, skip)
+    frames = _decode(file_of(stream).demux(stream), stream, needed, skip)
     if timeline.segments:
         frames = _following(frames, timeline.segments)
     yield from _on_screen(frames if timeline.is_stored else _numbered(frames), wanted)
@@ -123,18 +118,13 @@ def _runs(wanted: Sequence[int], timeline: PresentationTimes) -> list[_Run]:
     return runs
 
 
-def _seek(
-    container: av.container.InputContainer,
-    stream: av.VideoStream,
-    run: _Run,
-    timeline: PresentationTimes,
-) -> Iterator[_Packet]:
+def _seek(stream: av.VideoStream, run: _Run, base: Fraction) -> Iterator[_Packet]:
     """Returns the packets from the run's key frame on, or from the key frame before it."""
     wanted = run.wanted[0]
-    earlier = run.previous - round(_EARLIER_S / timeline.base)
+    earlier = run.previous - round(_EARLIER_S / base)
     for aim, least in ((wanted, run.key), (run.key, run.key), (earlier, run.previous)):
-        container.seek(aim, stream=stream)
-        packets = container.demux(stream)
+        file_of(stream).seek(aim, stream=stream)
+        packets = file_of(stream).demux(stream)
         for packet in packets:
             if packet.is_keyframe and packet.pts is not None and packet.pts >= least:
                 if packet.pts <= wanted:
@@ -191,7 +181,6 @@ def _decode(
 
 
 def _numbered(frames: Iterator[av.VideoFrame]) -> Iterator[av.VideoFrame]:
-    """Yields the frames with their indices as times."""
     for number, frame in enumerate(frames):
         frame.pts = number
         yield frame

@@ -114,12 +114,8 @@ class SharedFrames:
             end = os.fstat(file).st_size - _LENGTH_BYTES
             length = int.from_bytes(os.pread(file, _LENGTH_BYTES, end), "little")
             facts = json.loads(os.pread(file, length, end - length))
-            frames = torch.from_file(
-                f"/proc/self/fd/{file}",
-                shared=False,
-                size=math.prod(facts["shape"]),
-                dtype=torch.uint8,
-            )
+            path, size = f"/proc/self/fd/{file}", math.prod(facts["shape"])
+            frames = torch.from_file(path, shared=False, size=size, dtype=torch.uint8)
         finally:
             os.close(file)
         return media_of(kind, facts, frames)
@@ -139,10 +135,10 @@ class SharedFrames:
             if not is_mine or not self._make_room(decoded.frames.nbytes + len(end)):
                 return
             number = os.open(self._folder, os.O_TMPFILE | os.O_WRONLY | os.O_CLOEXEC, 0o600)
-            with open(number, "wb", buffering=0) as file:
-                for part in (decoded.frames.contiguous().view(-1).numpy().data, memoryview(end)):
-                    while part:
-                        part = part[file.write(part) :]
+            with open(number, "wb") as file:
+                file.write(decoded.frames.contiguous().view(-1).numpy().data)
+                file.write(end)
+                file.flush()
                 # Only with a dir_fd does os.link follow the symbolic link (linkat(2)).
                 target = self._folder / f"{key}.frames"
                 os.link(f"/proc/self/fd/{number}", target, src_dir_fd=number)
@@ -150,15 +146,14 @@ class SharedFrames:
     def _make_room(self, num_bytes: int) -> bool:
         if num_bytes > self._max_bytes:
             return False
-        files = [(path, path.stat()) for path in self._folder.glob("*.frames")]
-        files.sort(key=lambda one: one[1].st_mtime_ns)
-        total = num_bytes + sum(status.st_size for _, status in files)
-        for path, status in files:
-            if total <= self._max_bytes:
-                break
+        files = [(path.stat(), path) for path in self._folder.glob("*.frames")]
+        files.sort(key=lambda one: one[0].st_mtime_ns)
+        total = num_bytes + sum(status.st_size for status, _ in files)
+        while total > self._max_bytes:
+            status, path = files.pop(0)
             path.unlink()
             total -= status.st_size
-        return total <= self._max_bytes
+        return True
 
 
 def media_of(kind: MediaKind, facts: Mapping[str, Any], memory: torch.Tensor) -> DecodedMedia:

@@ -5,12 +5,11 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import hashlib
-import os
 from collections.abc import Iterator
 from pathlib import Path
 
 from hippo.base.local_files import LocalFile, LocalFiles
-from hippo.base.worker_process import map_whole, shared_file
+from hippo.base.worker_process import in_memory
 from hippo.errors import ForbiddenError, MediaError, MediaPathError
 from hippo.types import Media
 
@@ -23,10 +22,9 @@ async def content_name(media: Media) -> ContentName:
     """Returns the file's path, size and time of change, or the SHA-256 of its bytes."""
     if media.path:
         return media.path, media.num_bytes, media.modified_ns
-    data = media.data
-    if len(data) < _LARGE_BYTES:
-        return hashlib.sha256(data).digest()
-    return await asyncio.to_thread(lambda: hashlib.sha256(data).digest())
+    if len(media.data) < _LARGE_BYTES:
+        return hashlib.sha256(media.data).digest()
+    return (await asyncio.to_thread(hashlib.sha256, media.data)).digest()
 
 
 @contextlib.contextmanager
@@ -37,13 +35,8 @@ def opened_media(media: Media, files: LocalFiles) -> Iterator[int]:
         with opened_path(media, files) as file:
             yield file.descriptor
         return
-    descriptor = shared_file(len(media.data))
-    try:
-        with map_whole(descriptor, len(media.data)) as memory:
-            memory[:] = media.data
+    with in_memory(media.data) as descriptor:
         yield descriptor
-    finally:
-        os.close(descriptor)
 
 
 @contextlib.contextmanager

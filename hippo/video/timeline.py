@@ -8,6 +8,7 @@ import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
+from typing import cast
 
 import av
 import av.error
@@ -54,15 +55,17 @@ class PresentationTimes:
         return [(tick - first) * unit / units for tick in self.ticks]
 
 
-def timeline_of_index(
-    container: av.container.InputContainer, stream: av.VideoStream, limits: DecodeLimits
-) -> PresentationTimes | None:
+def file_of(stream: av.VideoStream) -> av.container.InputContainer:
+    return cast(av.container.InputContainer, stream.container)
+
+
+def timeline_of_index(stream: av.VideoStream, limits: DecodeLimits) -> PresentationTimes | None:
     """Returns the timeline of a file whose index lists every frame, at a constant rate; else None.
 
     An index has the frames' decoding times. If these are evenly spaced, so are the presentation
     times, from the stream's start.
     """
-    if "mp4" not in container.format.name or stream.frames < 2:
+    if "mp4" not in stream.container.format.name or stream.frames < 2:
         return None
     if len(stream.index_entries) != stream.frames or None in (stream.start_time, stream.time_base):
         return None
@@ -88,19 +91,15 @@ def timeline_of_index(
 
 
 def timeline_of_packets(
-    container: av.container.InputContainer,
-    stream: av.VideoStream,
-    limits: DecodeLimits,
-    *,
-    is_cut: bool = False,
+    stream: av.VideoStream, limits: DecodeLimits, *, is_cut: bool = False
 ) -> PresentationTimes:
     """Reads the whole file, and a file that ``is_cut`` as far as it goes; raises MediaError if the
     file is damaged or has no frames."""
-    clock = _Clock(stream, can_jump=bool(container.format.flags & _TS_DISCONT))
+    clock = _Clock(stream)
     ticks, keys = list[int](), list[int]()
     num_packets = num_shown = 0
     with refusing("the video file is damaged or cut off ({})"):
-        for packet in _up_to_the_cut(container.demux(stream), is_cut):
+        for packet in _up_to_the_cut(file_of(stream).demux(stream), is_cut):
             if packet.size <= 0:
                 continue
             num_packets += 1
@@ -154,7 +153,8 @@ def _up_to_the_cut(
 class _Clock:
     """Places packets of a file whose clock may restart on one timeline."""
 
-    def __init__(self, stream: av.VideoStream, *, can_jump: bool) -> None:
+    def __init__(self, stream: av.VideoStream) -> None:
+        can_jump = stream.container.format.flags & _TS_DISCONT
         base = stream.time_base or Fraction(1)
         self.segments: list[Segment] = []
         self._back = round(_BACK_S / base)

@@ -14,24 +14,22 @@ from __future__ import annotations
 
 import errno
 import importlib
-import json
 import math
 import os
 import socket
-import sys
 import traceback
+from collections.abc import Callable
+from functools import partial
 
 import numpy as np
 
 from hippo.base.heap import trim_heap
 from hippo.base.worker_process import (
     Message,
-    fork_children,
-    give_way,
-    ignore_signals,
     map_whole,
     receive_message,
     send_message,
+    serve_forks,
     shared_file,
 )
 from hippo.errors import ContextLengthError, MediaError
@@ -44,13 +42,11 @@ from hippo.video.confinement import confine
 from hippo.video.frames import read_video
 from hippo.video.images import read_frames, read_image
 
-# What PyAV and Pillow import when a file needs it, and the readers of hippo.media.formats.IMAGES.
+# What PyAV and Pillow would import when a file needs it, when none can be opened any more; and the
+# readers of hippo.media.formats.IMAGES.
 _LATE_MODULES = (
-    *(
-        f"av.{kind}.{part}"
-        for kind in ("audio", "subtitles")
-        for part in ("codeccontext", "stream")
-    ),
+    *("av.audio.codeccontext", "av.audio.stream"),
+    *("av.subtitles.codeccontext", "av.subtitles.stream"),
     *(f"PIL.Image{part}" for part in ("Cms", "Color", "File", "Filter", "Palette")),
     *(
         f"PIL.{reader}ImagePlugin"
@@ -75,43 +71,29 @@ class Result:
         return np.frombuffer(map_whole(self.descriptor, size), dtype=np.uint8).reshape(shape)
 
     def close(self) -> None:
-        """Closes the file."""
         if self.descriptor >= 0:
             os.close(self.descriptor)
             self.descriptor = -1
 
 
-def decode(
-    request: Message, media: int, limits: DecodeLimits, num_threads: int, result: Result
-) -> Frames:
-    """Decodes the item in the file ``media`` into ``result``."""
-    canvas = Canvas(
-        FramePlan(**request["plan"]),
-        limits,
-        FrameLimits(**request["frame_limits"]),
-        result.allocate,
-        num_threads,
-        request["max_cost_s"],
-    )
+def decode(kind: str, media: int, canvas: Canvas) -> Frames:
+    """Decodes the item in the file ``media``."""
     with open(media, "rb", buffering=0, closefd=False) as file:
         file.seek(0)
-        if request["kind"] == "image":
+        if kind == "image":
             return read_image(file, canvas)
         if file.read(len(MAGIC)) == MAGIC:
             return read_frames(file, canvas)
         return read_video(file, canvas)
 
 
-def reply_to(
-    request: Message, media: int, limits: DecodeLimits, num_threads: int, result: Result
-) -> Message:
+def reply_to(kind: str, media: int, canvas: Canvas) -> Message:
     """Decodes the item and returns the reply, also after any error of the decoder.
 
     After a reply with ``is_out_of_memory`` the process should not be used again.
     """
-    kind = request["kind"]
     try:
-        frames = decode(request, media, limits, num_threads, result)
+        frames = decode(kind, media, canvas)
     except MediaError as error:
         return {"error": error.message}
     except ExpensiveError:
@@ -121,9 +103,10 @@ def reply_to(
     except Exception as error:
         is_short = isinstance(error, OSError) and error.errno == errno.ENOMEM
         if isinstance(error, MemoryError) or is_short:
+            most = canvas.limits.max_memory_bytes // 2**20
             return {
-                "error": f"decoding the {kind} needs more than the "
-                f"{limits.max_memory_bytes // 2**20:,} MiB of memory allowed: send a smaller one",
+                "error": f"decoding the {kind} needs more than the {most:,} MiB of memory allowed: "
+                "send a smaller one",
                 "is_out_of_memory": True,
             }
         # A library failed on a damaged file; the client's error, so not for the operator's log.
@@ -140,13 +123,7 @@ def reply_to(
     }
 
 
-def import_late_modules() -> None:
-    """Imports what would be imported later, when no file can be opened any more."""
-    for name in _LATE_MODULES:
-        importlib.import_module(name)
-
-
-def serve(channel: socket.socket, settings: Message) -> None:
+def serve(settings: Message, channel: socket.socket) -> None:
     """Decodes what ``channel`` asks for."""
     limits = DecodeLimits(**settings["limits"])
     reply: Message = {"pid": os.getpid(), "confined": confine(limits.max_memory_bytes)}
@@ -154,8 +131,11 @@ def serve(channel: socket.socket, settings: Message) -> None:
     while "is_out_of_memory" not in reply and (received := receive_message(channel)):
         request, media = received
         result = Result()
+        options = settings["num_threads"], request["max_cost_s"]
         try:
-            reply = reply_to(request, media, limits, settings["num_threads"], result)
+            plan, frames = FramePlan(**request["plan"]), FrameLimits(**request["frame_limits"])
+            canvas = Canvas(plan, limits, frames, result.allocate, *options)
+            reply = reply_to(request["kind"], media, canvas)
             send_message(channel, reply, *([result.descriptor] if "shape" in reply else []))
         finally:
             result.close()
@@ -163,17 +143,14 @@ def serve(channel: socket.socket, settings: Message) -> None:
         trim_heap()  # frames of many sizes fragment it, by some kilobytes an item
 
 
-def main() -> None:
-    """Serves a socket: the arguments are its descriptor and the settings as JSON."""
-    ignore_signals()
-    channel = socket.socket(fileno=int(sys.argv[1]))
-    settings = json.loads(sys.argv[2])
+def begin(settings: Message) -> Callable[[socket.socket], None]:
+    """Prepares the process; returns what serves a worker's socket."""
     if settings["cpu_core"] is not None and hasattr(os, "sched_setaffinity"):
         os.sched_setaffinity(0, {settings["cpu_core"]})
-    give_way()
-    import_late_modules()
-    fork_children(channel, lambda own: serve(own, settings))
+    for name in _LATE_MODULES:
+        importlib.import_module(name)
+    return partial(serve, settings)
 
 
 if __name__ == "__main__":
-    main()
+    serve_forks(begin)

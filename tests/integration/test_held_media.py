@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import weakref
-from collections.abc import Sequence
+from typing import Any
+from unittest.mock import AsyncMock
 
 import pytest
 import torch
@@ -13,11 +14,10 @@ import torch
 from gateway.common.config import GatewaySettings
 from hippo.engine.fairness import PrefillShare
 from hippo.engine.prompts import NUM_READER_THREADS
-from hippo.models.interface.base import DecodedMedia, Prompt
+from hippo.models.interface.base import Prompt
 from hippo.types import (
     ChatMessage,
     ContentPart,
-    FramePlan,
     Media,
     MediaKind,
     MediaPart,
@@ -46,21 +46,14 @@ from tests.support.watching.collector import living, no_collector
 class WatchedModel(ToyModel):
     """Knows which pixels of the prompts that it made are still alive."""
 
-    def __init__(self, *, num_slots: int = 1) -> None:
-        super().__init__(num_slots=num_slots)
+    def __init__(self) -> None:
+        super().__init__(num_slots=1)
         self._pixels: list[weakref.ref[torch.Tensor]] = []
         self.num_prepared = 0
 
-    def prepare_prompt(
-        self,
-        messages: Sequence[ChatMessage],
-        media: Sequence[DecodedMedia],
-        frame_plan: FramePlan,
-        *,
-        allow_special_tokens: bool = False,
-    ) -> Prompt:
-        prompt = super().prepare_prompt(messages, media, frame_plan)
-        frames = [one.frames for one in media]
+    def prepare_prompt(self, *args: Any, **options: Any) -> Prompt:
+        prompt = super().prepare_prompt(*args, **options)
+        frames = [one.frames for one in args[1]]
         pixels = [item.pixels for item in prompt.items if item.pixels is not None]
         self._pixels += map(weakref.ref, (*frames, *pixels))
         self.num_prepared += 1
@@ -142,13 +135,8 @@ async def test_a_running_sequence_steps_between_two_pieces_of_the_tower(
             async with client.verify(several) as stream:
                 assert isinstance(await anext(stream), PromptInfo)
                 gate.open()
-                token_ids = [
-                    token_id
-                    async for message in stream
-                    if isinstance(message, Verdict)
-                    for token_id in message.token_ids
-                ]
-    assert token_ids == alone.token_ids
+                verdicts = [each async for each in stream if isinstance(each, Verdict)]
+    assert [id_ for verdict in verdicts for id_ in verdict.token_ids] == alone.token_ids
     first = num_forwards[0]
     assert num_forwards == list(range(first, first + 6))
 
@@ -173,22 +161,11 @@ async def test_a_draft_embeds_no_more_ahead_than_one_prompt_may_have() -> None:
         assert isinstance(await anext(second), Timing)
 
 
-class NotingDecoder(ToyDecoder):
-    """Notes who asks for the items."""
-
-    def __init__(self) -> None:
-        self.clients: list[str] = []
-
-    async def decode(
-        self, media: Media, plan: FramePlan, *, salt: str = "", client: str = ""
-    ) -> DecodedMedia:
-        self.clients.append(client)
-        return await super().decode(media, plan, salt=salt, client=client)
-
-
-async def test_the_decoder_knows_the_name_of_the_key() -> None:
+async def test_the_decoder_knows_the_name_of_the_key(monkeypatch: pytest.MonkeyPatch) -> None:
     keys = {"alice": "sk-alice-0123456789", "bob": "sk-bob-0123456789"}
-    decoder = NotingDecoder()
+    decoder = ToyDecoder()
+    decode = AsyncMock(side_effect=decoder.decode)
+    monkeypatch.setattr(decoder, "decode", decode)
     async with serving_target(with_tokenizer(ToyModel()), decoder) as (_, target):
         settings = GatewaySettings(
             target=(target.address,), api_keys=tuple(f"{name}={keys[name]}" for name in keys)
@@ -200,4 +177,5 @@ async def test_the_decoder_knows_the_name_of_the_key() -> None:
                 (await http.post(CHAT, json=body, headers=headers)).raise_for_status()
         async with serving_gateway(GatewaySettings(target=(target.address,))) as http:
             (await http.post(CHAT, json=toy_chat(b"toy:6", max_tokens=2))).raise_for_status()
-    assert decoder.clients == ["alice", "bob", "address 127.0.0.1"]
+    clients = [call.kwargs["client"] for call in decode.await_args_list]
+    assert clients == ["alice", "bob", "address 127.0.0.1"]

@@ -6,12 +6,14 @@ import dataclasses
 import os
 import time
 from pathlib import Path
+from unittest.mock import AsyncMock
 
 import pytest
 
 from gateway.answer.report import AnswerRecord
 from hippo.errors import InvalidRequestError, MediaError, MediaPathError
 from hippo.types import Media, MediaKind, OpenRequest
+from tests.support.clips import at_path
 from tests.support.models.toy_model import ToyModel
 from tests.support.running.gateways import backends_of, completed
 from tests.support.running.services import (
@@ -30,19 +32,10 @@ def folder(tmp_path: Path) -> Path:
     for name in ("media", "private"):
         (tmp_path / name).mkdir()
         (tmp_path / name / "clip.mp4").write_bytes(b"toy:4")
+    os.mkfifo(tmp_path / "media" / "pipe")
     (tmp_path / "media" / "out.mp4").symlink_to(tmp_path / "private" / "clip.mp4")
     (tmp_path / "media" / "in.mp4").symlink_to(tmp_path / "media" / "clip.mp4")
     return tmp_path / "media"
-
-
-def _file(path: Path) -> Media:
-    status = path.stat()
-    return Media(
-        MediaKind.VIDEO,
-        path=str(path),
-        num_bytes=status.st_size,
-        modified_ns=status.st_mtime_ns % 2**64,
-    )
 
 
 def _about(item: Media) -> OpenRequest:
@@ -50,20 +43,21 @@ def _about(item: Media) -> OpenRequest:
 
 
 async def test_a_service_opens_the_files_of_its_directories_alone(folder: Path) -> None:
-    good = _file(folder / "clip.mp4")
-    other = folder.parent / "private" / "clip.mp4"
+    good = at_path(folder / "clip.mp4")
     async with serving_target(ToyModel(), allowed_local_media_path=(str(folder),)) as (_, client):
         assert (await client.get_model()).media_dirs == (str(folder),)
         expected = (await target_only(client, _about(Media(MediaKind.VIDEO, b"toy:4")))).token_ids
         for path in (folder / "clip.mp4", folder / "in.mp4"):
-            assert (await target_only(client, _about(_file(path)))).token_ids == expected
+            assert (await target_only(client, _about(at_path(path)))).token_ids == expected
         for item, words in (
-            (_file(other), "not under a directory"),
-            (_file(folder / "out.mp4"), "not under a directory"),
+            (at_path(folder.parent / "private" / "clip.mp4"), "not under a directory"),
+            (at_path(folder / "out.mp4"), "not under a directory"),
             (dataclasses.replace(good, path=f"{folder}/../private/clip.mp4"), "not under"),
             (dataclasses.replace(good, path="clip.mp4"), "not under a directory"),
             (dataclasses.replace(good, path=f"{folder}/missing.mp4"), "missing"),
             (dataclasses.replace(good, path=str(folder)), "cannot be read"),
+            (at_path(folder / "pipe"), "cannot be read"),
+            (dataclasses.replace(good, path="a\0b"), "cannot be read"),
             (dataclasses.replace(good, num_bytes=9), "size or time"),
             (dataclasses.replace(good, modified_ns=9), "size or time"),
         ):
@@ -81,29 +75,23 @@ async def test_a_file_that_changed_is_read_again(folder: Path) -> None:
         for num_frames in (4, 8):
             path.write_bytes(b"toy:%d" % num_frames)
             os.utime(path, ns=(0, (num_frames - 6) * 10**9))  # the first is older than 1970
-            with_bytes = _about(Media(MediaKind.VIDEO, path.read_bytes()))
-            answers = [
-                await target_only(client, each) for each in (with_bytes, _about(_file(path)))
-            ]
-            assert answers[0].token_ids == answers[1].token_ids
+            expected = await target_only(client, _about(Media(MediaKind.VIDEO, path.read_bytes())))
+            answer = await target_only(client, _about(at_path(path)))
+            assert answer.token_ids == expected.token_ids
 
 
 @pytest.mark.parametrize("refuses", ["target", "draft", "both"])
 async def test_where_a_service_cannot_open_a_file_its_bytes_are_sent(
     folder: Path, refuses: str
 ) -> None:
-    request = _about(_file(folder / "clip.mp4"))
+    request = _about(at_path(folder / "clip.mp4"))
     dirs = {
         name: () if refuses in (name, "both") else (str(folder),) for name in ("target", "draft")
     }
     target, draft = (with_tokenizer(ToyModel(num_slots=2)) for _ in range(2))
-    num_copies = 0
+    in_bytes = _about(Media(MediaKind.VIDEO, b"toy:4"))
+    copy_files = AsyncMock(return_value=in_bytes.media)
     record = AnswerRecord(policy="vpsd", received_ns=time.monotonic_ns())
-
-    async def copy_files() -> tuple[Media, ...]:
-        nonlocal num_copies
-        num_copies += 1
-        return (Media(MediaKind.VIDEO, b"toy:4"),)
 
     def wait_for_draft() -> None:  # on the target's thread
         while record.draft_prompt is None:
@@ -113,21 +101,18 @@ async def test_where_a_service_cannot_open_a_file_its_bytes_are_sent(
         serving_target(target, allowed_local_media_path=dirs["target"]) as (_, target_client),
         serving_draft(draft, allowed_local_media_path=dirs["draft"]) as (_, draft_client),
     ):
-        in_bytes = _about(Media(MediaKind.VIDEO, b"toy:4"))
         expected = await target_only(target_client, in_bytes)
         target.on_forward = lambda plan: wait_for_draft()
         async with backends_of(target_client, draft_client) as backends:
             completion = await completed(backends, request, record=record, copy_files=copy_files)
     assert completion.error is None
     assert completion.token_ids == expected.token_ids
-    assert num_copies == (2 if refuses == "both" else 1)
+    assert copy_files.await_count == (2 if refuses == "both" else 1)
 
 
 async def test_a_file_that_can_neither_be_opened_nor_copied_is_an_error(folder: Path) -> None:
-    async def copy_files() -> tuple[Media, ...]:
-        raise MediaError("too large for a message", param="media[0]")
-
-    request = _about(_file(folder / "clip.mp4"))
+    copy_files = AsyncMock(side_effect=MediaError("too large for a message", param="media[0]"))
+    request = _about(at_path(folder / "clip.mp4"))
     target, draft = (with_tokenizer(ToyModel()) for _ in range(2))
     async with serving_pair(target, draft) as clients:
         async with backends_of(*clients) as backends:

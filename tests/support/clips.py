@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 from fractions import Fraction
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -55,6 +56,17 @@ def image(kind: str, *, width: int = 40, height: int = 20, **options: Any) -> Me
     buffer = io.BytesIO()
     Image.fromarray(picture(3, width, height)).save(buffer, kind, **options)
     return Media(MediaKind.IMAGE, buffer.getvalue())
+
+
+def at_path(path: Path) -> Media:
+    """A video that is named by its path."""
+    status = path.stat()
+    return Media(
+        MediaKind.VIDEO,
+        path=str(path),
+        num_bytes=status.st_size,
+        modified_ns=status.st_mtime_ns % 2**64,
+    )
 
 
 async def refusal(decoder: MediaDecoder, media: Media, plan: FramePlan | None = None) -> str:

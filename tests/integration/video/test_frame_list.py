@@ -15,6 +15,7 @@ from hippo.errors import MediaError
 from hippo.media.frame_list import MAGIC, pack_frames, read_frame_list
 from hippo.types import FramePlan, Media, MediaKind
 from hippo.video.decoder import MediaDecoder
+from tests.fuzz.corpus import picture
 from tests.support.clips import refusal
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")  # where the decoder lives
@@ -31,30 +32,34 @@ def listed(images: Sequence[bytes], fps: float = 2.0) -> Media:
     return Media(MediaKind.VIDEO, pack_frames(images, seconds, end_s=len(images) / fps))
 
 
-async def test_all_frames_are_looked_at_in_their_order(decoder: MediaDecoder) -> None:
-    media = await decoder.decode(listed([jpeg(20 * n) for n in range(8)]), FramePlan(fps=0.5))
-    assert media.frames.shape == (8, 24, 32, 3)
-    assert [round(float(frame.float().mean()) / 20) for frame in media.frames] == list(range(8))
-    assert media.frame_seconds == (0, 0.5, 1, 1.5, 2, 2.5, 3, 3.5)
-    assert media.sampled_fps == 2.0
-
-
-async def test_an_odd_number_is_filled_up_with_the_last_frame(decoder: MediaDecoder) -> None:
-    media = await decoder.decode(listed([jpeg(0), jpeg(100), jpeg(200)]), FramePlan())
-    assert [round(float(frame.float().mean()), -1) for frame in media.frames] == [0, 100, 200, 200]
-    assert media.frame_seconds == (0, 0.5, 1, 1)
-    assert media.sampled_fps == 2.0
-    one = await decoder.decode(listed([jpeg(50)]), FramePlan())
-    assert len(one.frames) == 2
-
-
-async def test_of_more_frames_than_asked_for_evenly_spaced_ones_are_taken(
+@pytest.mark.parametrize(
+    ("levels", "plan", "shown", "seconds"),
+    [
+        (
+            range(0, 160, 20),
+            FramePlan(fps=0.5),
+            range(0, 160, 20),
+            (0, 0.5, 1, 1.5, 2, 2.5, 3, 3.5),
+        ),
+        # An odd number is filled up with the last frame.
+        ([0, 100, 200], FramePlan(), [0, 100, 200, 200], (0, 0.5, 1, 1)),
+        ([60], FramePlan(), [60, 60], (0, 0)),
+        # Of more frames than asked for evenly spaced ones are taken.
+        (range(0, 160, 20), FramePlan(max_frames=4), [0, 40, 80, 120], (0, 1, 2, 3)),
+    ],
+)
+async def test_all_frames_are_looked_at_in_their_order(
     decoder: MediaDecoder,
+    levels: Sequence[int],
+    plan: FramePlan,
+    shown: Sequence[int],
+    seconds: tuple[float, ...],
 ) -> None:
-    media = await decoder.decode(listed([jpeg(20 * n) for n in range(8)]), FramePlan(max_frames=4))
-    assert [round(float(frame.float().mean()) / 20) for frame in media.frames] == [0, 2, 4, 6]
-    assert media.frame_seconds == (0, 1, 2, 3)
-    assert media.sampled_fps == 1.0
+    media = await decoder.decode(listed([jpeg(level) for level in levels]), plan)
+    assert media.frames.shape == (len(shown), 24, 32, 3)
+    assert [20 * round(float(frame.float().mean()) / 20) for frame in media.frames] == list(shown)
+    assert media.frame_seconds == seconds
+    assert media.sampled_fps == (1.0 if plan.max_frames else 2.0)
 
 
 async def test_frames_of_a_part_of_a_clip_keep_its_times(decoder: MediaDecoder) -> None:
@@ -68,33 +73,32 @@ async def test_frames_of_a_part_of_a_clip_keep_its_times(decoder: MediaDecoder) 
     assert media.frame_seconds[0] == 90_010
 
 
-async def test_a_broken_frame_is_named(decoder: MediaDecoder) -> None:
-    good = jpeg(90)
-    message = await refusal(decoder, listed([good, good, good[: len(good) // 2]]))
-    assert message.startswith("frame 2 of the video is damaged or cut off")
-    message = await refusal(decoder, listed([good, b"text", good]))
-    assert message == "frame 1 of the video is not a jpeg image that can be read"
-    buffer = io.BytesIO()
-    Image.new("RGB", (8, 8)).save(buffer, "PNG")
-    assert "frame 0 of the video is not a jpeg" in await refusal(
-        decoder, listed([buffer.getvalue()])
-    )
+GOOD = jpeg(90)
 
 
-async def test_frames_of_different_sizes_are_refused(decoder: MediaDecoder) -> None:
-    message = await refusal(decoder, listed([jpeg(1), jpeg(2), jpeg(3, width=40)]))
-    assert message == (
-        "frame 2 of the video has 40 x 24 pixels, frame 0 has 32 x 24; all must be of one size"
-    )
+@pytest.mark.parametrize(
+    ("images", "fps", "words"),
+    [
+        ([GOOD, GOOD, GOOD[: len(GOOD) // 2]], 2, "frame 2 of the video is damaged or cut off"),
+        ([GOOD, b"text", GOOD], 2, "frame 1 of the video is not a jpeg image that can be read"),
+        ([picture("PNG")], 2, "frame 0 of the video is not a jpeg"),
+        (
+            [GOOD, GOOD, jpeg(3, width=40)],
+            2,
+            "frame 2 of the video has 40 x 24 pixels, frame 0 has 32 x 24; all must be of one size",
+        ),
+        ([GOOD] * 65, 2, "the video has 65 frames; at most 64 are allowed: send fewer"),
+        ([GOOD, jpeg(1, width=2048, height=1024)], 2, "frame 1 of the video has 2048 x 1024 pixel"),
+        ([GOOD] * 13, 0.1, "the video lasts 130.0 s; at most 120 s are allowed"),
+    ],
+)
+async def test_a_frame_that_is_wrong_is_named(
+    decoder: MediaDecoder, images: list[bytes], fps: float, words: str
+) -> None:
+    assert (await refusal(decoder, listed(images, fps))).startswith(words)
 
 
-async def test_the_limits_of_videos_hold(decoder: MediaDecoder) -> None:
-    message = await refusal(decoder, listed([jpeg(1)] * 65))
-    assert message == "the video has 65 frames; at most 64 are allowed: send fewer"
-    message = await refusal(decoder, listed([jpeg(1), jpeg(1, width=2048, height=1024)]))
-    assert "frame 1 of the video has 2048 x 1024 pixels" in message
-    message = await refusal(decoder, listed([jpeg(1)] * 13, fps=0.1))
-    assert "the video lasts 130.0 s; at most 120 s are allowed" in message
+async def test_their_memory_is_limited(decoder: MediaDecoder) -> None:
     limits = dataclasses.replace(decoder.limits, max_memory_bytes=64 << 20)
     async with MediaDecoder(limits) as small:
         message = await refusal(small, listed([jpeg(1, width=1024, height=1000)] * 22))

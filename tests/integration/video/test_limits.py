@@ -25,12 +25,9 @@ from tests.support.clips import refusal
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 LIMITS = DecodeLimits(max_memory_bytes=256 << 20, timeout_s=100.0)
-# What the files of the tests have, and for each less than that.
+# What the files of the tests have.
 ENOUGH = dataclasses.replace(
     LIMITS, max_streams=9, max_stored_frames=120, max_stored_fps=1001, max_pixels=13_000
-)
-TOO_LITTLE = dataclasses.replace(
-    LIMITS, max_streams=8, max_stored_frames=119, max_stored_fps=500, max_pixels=12_999
 )
 
 
@@ -40,39 +37,23 @@ async def large() -> AsyncIterator[MediaDecoder]:
         yield decoder
 
 
-@pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def small() -> AsyncIterator[MediaDecoder]:
-    async with MediaDecoder(TOO_LITTLE) as decoder:
-        yield decoder
-
-
 async def num_decoded(decoder: MediaDecoder, data: bytes) -> int:
     return len((await decoder.decode(Media(MediaKind.VIDEO, data), FramePlan())).frames)
 
 
-async def _wait_for_end(pid: int) -> None:
-    """Returns never: the process's end is a ProcessLookupError."""
-    while True:
-        os.kill(pid or 0, 0)
-        await asyncio.sleep(0.01)
-
-
-@pytest.mark.parametrize(
-    ("file", "words", "num_frames"),
-    [
+async def test_a_file_decodes_up_to_a_limit(large: MediaDecoder) -> None:
+    cases: list[tuple[dict[str, Any], str, int]] = [
         ({"num_audio": 8}, "the file has 9 tracks; at most 8 are allowed: send the video's", 4),
         ({"num_frames": 120, "fps": 30}, "more than the 119 frames allowed", 8),
         ({"num_frames": 50, "fps": 1000}, "frames a second; at most 500 are allowed", 4),
         ({"width": 130, "height": 100}, "130 x 100 pixels; at most 12,999 are allowed", 4),
-    ],
-    ids=["tracks", "frames in the file", "frames a second", "pixels"],
-)
-async def test_a_file_decodes_up_to_a_limit(
-    small: MediaDecoder, large: MediaDecoder, file: dict[str, Any], words: str, num_frames: int
-) -> None:
-    data = encode("matroska", "mpeg4", **file)
-    assert words in await refusal(small, Media(MediaKind.VIDEO, data))
-    assert await num_decoded(large, data) == num_frames
+    ]
+    less: Any = {"max_streams": 8, "max_stored_frames": 119, "max_stored_fps": 500}
+    async with MediaDecoder(dataclasses.replace(ENOUGH, max_pixels=12_999, **less)) as small:
+        for file, words, num_frames in cases:
+            data = encode("matroska", "mpeg4", **file)
+            assert words in await refusal(small, Media(MediaKind.VIDEO, data))
+            assert await num_decoded(large, data) == num_frames
 
 
 def gif_of(num_frames: int, width: int, height: int) -> bytes:
@@ -108,32 +89,29 @@ async def test_aspect(large: MediaDecoder, kind: MediaKind) -> None:
     assert len((await large.decode(Media(kind, gif_of(2, 5, 1000)), FramePlan())).frames) >= 1
 
 
-async def test_codecs_and_containers(large: MediaDecoder) -> None:
-    message = await refusal(large, Media(MediaKind.VIDEO, encode("avi", "asv1")))
-    assert message.startswith("the video's codec is asv1, which is not read; encode it again in ")
-    assert ", ".join(CODECS) in message
-    data = encode("nut", "mpeg4")
-    assert "not a video that can be read" in await refusal(large, Media(MediaKind.VIDEO, data))
+SEVERAL_SIZES = [{"num_frames": 4}, {"num_frames": 4, "width": 256, "height": 256}]
 
 
-async def test_seconds(large: MediaDecoder) -> None:
-    data = encode("matroska", "mpeg4", num_frames=3, ticks=[0, 1000, 20_000_000])
-    message = await refusal(large, Media(MediaKind.VIDEO, data))
-    assert "at most 14400 s are allowed" in message
-
-
-async def test_a_size_that_changes_within_the_stream(large: MediaDecoder) -> None:
-    first = encode("h264", "libx264", num_frames=4)
-    then = encode("h264", "libx264", num_frames=4, width=256, height=256)
-    media = Media(MediaKind.VIDEO, first + then)
-    message = await refusal(large, media, FramePlan(fps=25.0))
-    assert "256 x 256 pixels; at most 13,000 are allowed" in message
+@pytest.mark.parametrize(
+    ("container", "codec", "files", "words"),
+    [
+        ("avi", "asv1", [{}], "the video's codec is asv1, which is not read; encode it again in "),
+        ("avi", "asv1", [{}], ", ".join(CODECS)),
+        ("nut", "mpeg4", [{}], "not a video that can be read"),
+        ("matroska", "mpeg4", [{"num_frames": 3, "ticks": [0, 1000, 20_000_000]}], "14400 s are a"),
+        ("h264", "libx264", SEVERAL_SIZES, "256 x 256 pixels; at most 13,000 are allowed"),
+    ],
+)
+async def test_what_no_service_reads(
+    large: MediaDecoder, container: str, codec: str, files: list[dict[str, Any]], words: str
+) -> None:
+    data = b"".join(encode(container, codec, **file) for file in files)
+    assert words in await refusal(large, Media(MediaKind.VIDEO, data), FramePlan(fps=25.0))
 
 
 async def test_bytes() -> None:
-    media = Media(MediaKind.VIDEO, bytes(501))
     decoder = MediaDecoder(dataclasses.replace(LIMITS, max_bytes=500))
-    message = await refusal(decoder, media)
+    message = await refusal(decoder, Media(MediaKind.VIDEO, bytes(501)))
     assert "bytes; at most 500 are allowed" in message
 
 
@@ -156,7 +134,9 @@ async def test_time() -> None:
             await decoder.decode(Media(MediaKind.VIDEO, encode("mp4", "libx264")), FramePlan())
         assert decoder.worker_pids[0] != pid
         with pytest.raises(ProcessLookupError):
-            await _wait_for_end(pid or 0)
+            while True:
+                os.kill(pid or 0, 0)
+                await asyncio.sleep(0.01)
 
 
 async def test_a_bomb_ends_in_an_error_and_the_next_file_is_decoded() -> None:

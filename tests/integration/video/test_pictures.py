@@ -82,15 +82,9 @@ def png_of_16_bits(colour_type: int, pixels: Any, transparent: tuple[int, ...] =
     rows = np.asarray(pixels, ">u2")
     header = struct.pack(">IIBBBBB", rows.shape[1], rows.shape[0], 16, colour_type, 0, 0, 0)
     key = struct.pack(f">{len(transparent)}H", *transparent)
-    return b"".join(
-        (
-            b"\x89PNG\r\n\x1a\n",
-            chunk(b"IHDR", header),
-            chunk(b"tRNS", key) if transparent else b"",
-            chunk(b"IDAT", zlib.compress(b"".join(b"\0" + row.tobytes() for row in rows))),
-            chunk(b"IEND", b""),
-        )
-    )
+    chunks = chunk(b"IHDR", header) + (chunk(b"tRNS", key) if transparent else b"")
+    chunks += chunk(b"IDAT", zlib.compress(b"".join(b"\0" + row.tobytes() for row in rows)))
+    return b"\x89PNG\r\n\x1a\n" + chunks + chunk(b"IEND", b"")
 
 
 def saved(image: Image.Image, kind: str, **options: Any) -> bytes:
@@ -135,14 +129,11 @@ FIGURES = {
 
 
 @pytest.mark.parametrize("name", FIGURES)
-@pytest.mark.parametrize(("background", "expected"), [(0, (255, 255, 255)), (1 + 0x0A141E, None)])
-async def test_what_is_transparent_shows_the_background(
-    decoder: MediaDecoder, name: str, background: int, expected: tuple[int, ...] | None
-) -> None:
-    data = FIGURES[name]
-    (pixels,) = await decoded(decoder, data, MediaKind.IMAGE, background=background)
-    assert pixels[10, 10].max() < 16
-    assert tuple(pixels[10, -10]) == (expected or (10, 20, 30))
+async def test_what_is_transparent_shows_the_background(decoder: MediaDecoder, name: str) -> None:
+    for background, expected in ((0, (255, 255, 255)), (1 + 0x0A141E, (10, 20, 30))):
+        found = await decoded(decoder, FIGURES[name], MediaKind.IMAGE, background=background)
+        assert found[0, 10, 10].max() < 16
+        assert tuple(found[0, 10, -10]) == expected
 
 
 async def test_half_transparent_pixels_are_mixed(decoder: MediaDecoder) -> None:
@@ -162,21 +153,17 @@ async def test_a_transparent_video_lies_on_white(decoder: MediaDecoder) -> None:
     assert pixels[0, 10, 5].max() == 0 and pixels[0, 10, -5].min() == 255
 
 
+def tiff(kind: type[np.generic], *columns: float) -> bytes:
+    values = filled(*((value,) for value in columns)).astype(kind)
+    return saved(Image.fromarray(values[..., 0]), "TIFF")
+
+
 DEEP = {
     "16-bit grey": png_of_16_bits(0, filled((0,), (32768,), (40000,), (65535,))),
-    "tiff of floats": saved(
-        Image.fromarray(filled((0.0,), (0.5,), (0.61,), (1.0,)).astype(np.float32)[..., 0]), "TIFF"
-    ),
-    "tiff of large floats": saved(
-        Image.fromarray(filled((-5.0,), (0.0,), (1.1,), (5.0,)).astype(np.float32)[..., 0]), "TIFF"
-    ),
-    "tiff of 16 bits": saved(
-        Image.fromarray(filled((0,), (32768,), (40000,), (65535,)).astype(np.uint16)[..., 0]),
-        "TIFF",
-    ),
-    "tiff of 32 bits": saved(
-        Image.fromarray(filled((0,), (50,), (61,), (100,)).astype(np.int32)[..., 0]), "TIFF"
-    ),
+    "tiff of floats": tiff(np.float32, 0.0, 0.5, 0.61, 1.0),
+    "tiff of large floats": tiff(np.float32, -5.0, 0.0, 1.1, 5.0),
+    "tiff of 16 bits": tiff(np.uint16, 0, 32768, 40000, 65535),
+    "tiff of 32 bits": tiff(np.int32, 0, 50, 61, 100),
 }
 
 

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Container, Iterator, Sequence
 from fractions import Fraction
 from types import SimpleNamespace
 from typing import Any
@@ -36,37 +35,30 @@ def frame(tick: int | None, *, is_corrupt: bool = False) -> Any:
     return SimpleNamespace(pts=tick, is_corrupt=is_corrupt)
 
 
-@dataclass
 class Stream:
-    """A decoder that gives each packet's frame, except of those at the times ``bad``."""
+    """A file and its decoder: for each aim the packets from there on, of which each gives a frame,
+    except those at the times ``bad``."""
 
-    bad: set[int | None] = field(default_factory=set)
-    codec_context: Any = field(
-        default_factory=lambda: SimpleNamespace(
+    def __init__(self, places: dict[int, list[Any]], bad: Container[int | None] = ()) -> None:
+        self.places, self.bad = places, bad
+        self.aims = [0]  # where a file is at first
+        self.container = self
+        self.codec_context = SimpleNamespace(
             flush_buffers=lambda: None,
             codec=SimpleNamespace(canonical_name="h264"),
             pix_fmt="yuv420p",
         )
-    )
-
-    def decode(self, given: Any) -> list[Any]:
-        if given.pts in self.bad:
-            raise av.error.InvalidDataError(1, "damaged")
-        return [frame(given.pts)]
-
-
-class Container:
-    """Where a seek leads to: for each aim the packets from there on."""
-
-    def __init__(self, places: dict[int, list[Any]]) -> None:
-        self.places = places
-        self.aims: list[int] = []
 
     def seek(self, aim: int, *, stream: Any) -> None:
         self.aims.append(aim)
 
     def demux(self, stream: Any) -> Iterator[Any]:
         return iter(self.places[self.aims[-1]])
+
+    def decode(self, given: Any) -> list[Any]:
+        if given.pts in self.bad:
+            raise av.error.InvalidDataError(1, "damaged")
+        return [frame(given.pts)]
 
 
 @given(
@@ -125,24 +117,23 @@ def key(tick: int) -> Any:
 def test_packets_begin_with_a_key_frame_that_is_not_behind_the_time(
     places: dict[int, list[Any]], first: int, aims: list[int]
 ) -> None:
-    container: Any = Container(places)
-    stream: Any = None
-    packets = list(seeking._seek(container, stream, RUN, times([20, 40, 60])))
-    assert packets[0].pts == first and container.aims == aims
+    stream: Any = Stream(places)
+    packets = list(seeking._seek(stream, RUN, BASE))
+    assert packets[0].pts == first and stream.aims[1:] == aims
     end = places[aims[-1]]
     assert packets == end[end.index(packets[0]) :], "the rest follows"
 
 
 def test_without_such_a_key_frame_nothing_is_sought() -> None:
-    container: Any = Container({47: [key(60)], 40: [key(60)], EARLIER: [key(0), packet(21)]})
+    stream: Any = Stream({47: [key(60)], 40: [key(60)], EARLIER: [key(0), packet(21)]})
     with pytest.raises(SeekError):
-        seeking._seek(container, container, RUN, times([20, 40, 60]))
-    assert container.aims == [47, 40, EARLIER]
+        seeking._seek(stream, RUN, BASE)
+    assert stream.aims[1:] == [47, 40, EARLIER]
 
 
-def decoded(packets: Sequence[Any], *, bad: set[int | None] = frozenset()) -> list[int]:  # type: ignore[assignment]
-    stream: Any = Stream(set(bad))
-    return [each.pts for each in seeking._from_key(iter(packets), stream, {41})]  # type: ignore[misc]
+def decoded(packets: Sequence[Any], bad: Container[int | None] = ()) -> list[int | None]:
+    stream: Any = Stream({}, bad)
+    return [each.pts for each in seeking._from_key(iter(packets), stream, {41})]
 
 
 def test_frames_shown_before_the_key_frame_are_left_out() -> None:
@@ -164,13 +155,13 @@ def test_what_the_decoder_cannot_restore_is_not_guessed(
     packets: list[Any], bad: set[int | None]
 ) -> None:
     with pytest.raises(SeekError):
-        decoded(packets, bad=bad)
+        decoded(packets, bad)
 
 
 @pytest.mark.parametrize("is_discard", [True, False])
 def test_only_behind_a_discarded_key_frame_the_first_shown_may_be_later(is_discard: bool) -> None:
     first = packet(40, is_key=True, is_discard=is_discard)
-    stream: Any = Stream()
+    stream: Any = Stream({})
     stream.decode = lambda given: [] if given is first else [frame(given.pts)]
     found = seeking._from_key(iter([first, packet(42)]), stream, {42})
     if is_discard:
@@ -181,11 +172,10 @@ def test_only_behind_a_discarded_key_frame_the_first_shown_may_be_later(is_disca
 
 
 def sought(frames: Sequence[Any], timeline: PresentationTimes, wanted: Sequence[int]) -> list[Any]:
-    container: Any = Container({tick: [key(0)] for tick in (0, *wanted)})
-    stream: Any = Stream()
+    stream: Any = Stream({tick: [key(0)] for tick in (0, *wanted)})
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(seeking, "_from_key", lambda *_: iter(frames))
-        return list(seek_frames(container, stream, timeline, wanted))
+        return list(seek_frames(stream, timeline, wanted))
 
 
 def test_a_frame_that_is_not_the_one_on_screen_is_refused() -> None:
@@ -210,14 +200,11 @@ def test_a_frame_that_is_not_the_one_on_screen_is_refused() -> None:
 def test_a_tenth_of_the_frames_may_be_damaged_and_always_one(
     num_stored: int, num_bad: int, is_read: bool
 ) -> None:
-    container: Any = SimpleNamespace(demux=lambda _: map(packet, range(num_stored)))
-    stream: Any = Stream(bad=set(range(1, 1 + num_bad)))
-    timeline = times([0], num_ticks=num_stored)
+    stream: Any = Stream({0: list(map(packet, range(num_stored)))}, range(1, 1 + num_bad))
     wanted = [0, num_stored - 1]
+    found = all_frames(stream, times([0], num_ticks=num_stored), wanted)
     if is_read:
-        found = all_frames(container, stream, timeline, wanted)
         assert [each.pts for each in found] == wanted
-    else:
-        message = f"{num_bad} of {num_stored} frames cannot be decoded"
-        with pytest.raises(MediaError, match=message):
-            list(all_frames(container, stream, timeline, wanted))
+        return
+    with pytest.raises(MediaError, match=f"{num_bad} of {num_stored} frames cannot be decoded"):
+        list(found)

@@ -51,6 +51,11 @@ async def decoded(
     return int(found.frames.max())
 
 
+@pytest.fixture
+def shared(tmp_path: Path) -> SharedFrames:
+    return SharedFrames(tmp_path, 1 << 20)
+
+
 async def test_two_services_decode_once(tmp_path: Path) -> None:
     folder = tmp_path / "frames"
     async with (
@@ -82,19 +87,17 @@ async def test_files_are_bounded_and_the_least_recently_used_goes(tmp_path: Path
     assert sum(path.stat().st_size for path in tmp_path.glob("*.frames")) <= 7000
 
 
-async def test_an_error_frees_the_lock(tmp_path: Path) -> None:
+async def test_an_error_frees_the_lock(shared: SharedFrames) -> None:
     async def fail(_: int) -> DecodedMedia:
         raise MediaError("damaged")
 
-    shared = SharedFrames(tmp_path, 1 << 20)
     with pytest.raises(MediaError):
         await decoded(shared, KEY, fail)
     await decoded(shared, KEY, giving(1))
     assert await decoded(shared, KEY, refusing) == 1
 
 
-async def test_a_process_that_hangs_is_not_waited_for(tmp_path: Path) -> None:
-    shared = SharedFrames(tmp_path, 1 << 20)
+async def test_a_process_that_hangs_is_not_waited_for(shared: SharedFrames, tmp_path: Path) -> None:
     lock = os.open(tmp_path / f"{KEY}.lock", os.O_RDWR | os.O_CREAT)
     try:
         fcntl.flock(lock, fcntl.LOCK_EX)
@@ -107,21 +110,21 @@ async def test_a_process_that_hangs_is_not_waited_for(tmp_path: Path) -> None:
     assert not (tmp_path / f"{KEY}.frames").exists()
 
 
-async def test_a_process_that_waits_for_its_own_decoder_is_not_waited_for(tmp_path: Path) -> None:
-    draft, target = SharedFrames(tmp_path, 1 << 20), SharedFrames(tmp_path, 1 << 20)
+async def test_a_process_that_waits_for_its_own_decoder_is_not_waited_for(
+    shared: SharedFrames, tmp_path: Path
+) -> None:
     turns = Turns(1)
     async with turns.turn(""):  # the draft's decoder is at work on something else
-        waiting = asyncio.create_task(decoded(draft, KEY, refusing, turns))
+        waiting = asyncio.create_task(decoded(shared, KEY, refusing, turns))
         while not list(tmp_path.glob("*.lock")):
             await asyncio.sleep(0.001)
-        await decoded(target, KEY, giving(3))
+        await decoded(shared, KEY, giving(3))
         assert (tmp_path / f"{KEY}.frames").exists()
     assert await waiting == 3
     assert not list(tmp_path.glob("*.lock"))
 
 
-async def test_a_decoder_that_waits_for_another_process_is_free(tmp_path: Path) -> None:
-    draft, target = SharedFrames(tmp_path, 1 << 20), SharedFrames(tmp_path, 1 << 20)
+async def test_a_decoder_that_waits_for_another_process_is_free(shared: SharedFrames) -> None:
     turns, begun, going_on = Turns(1), asyncio.Event(), asyncio.Event()
 
     async def slow(_: int) -> DecodedMedia:
@@ -129,37 +132,36 @@ async def test_a_decoder_that_waits_for_another_process_is_free(tmp_path: Path) 
         await going_on.wait()
         return frames(3)
 
-    first = asyncio.create_task(decoded(draft, KEY, slow))
+    first = asyncio.create_task(decoded(shared, KEY, slow))
     await begun.wait()  # it has the lock
-    second = asyncio.create_task(decoded(target, KEY, refusing, turns))
-    await decoded(target, "11" * 32, giving(1), turns)
+    second = asyncio.create_task(decoded(shared, KEY, refusing, turns))
+    await decoded(shared, "11" * 32, giving(1), turns)
     assert not second.done()
     going_on.set()
     assert [await first, await second] == [3, 3]
 
 
-async def test_what_is_too_expensive_for_one_turn_is_decoded_in_another(tmp_path: Path) -> None:
+async def test_what_is_too_expensive_for_one_turn_is_decoded_in_another(
+    shared: SharedFrames,
+) -> None:
     turns, seats = Turns(2), list[int]()
 
     async def decode(seat: int) -> DecodedMedia | None:
         seats.append(seat)
         return frames(4) if len(seats) == 2 else None
 
-    shared = SharedFrames(tmp_path, 1 << 20)
     assert (await decoded(shared, KEY, decode, turns), seats) == (4, [0, 0])
     assert await decoded(shared, KEY, refusing) == 4
 
 
 async def test_a_full_disk_or_a_lost_folder_only_ends_the_sharing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    shared: SharedFrames, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refuse(*_: object, **__: object) -> None:
         raise OSError(28, "No space left on device")
 
-    folder = tmp_path / "frames"
-    shared = SharedFrames(folder, 1 << 20)
     with monkeypatch.context() as patch:
         patch.setattr("hippo.video.shared.os.link", refuse)
         assert [await decoded(shared, KEY, giving(level)) for level in (1, 2)] == [1, 2]
-    shutil.rmtree(folder)
+    shutil.rmtree(tmp_path)
     assert await decoded(shared, KEY, giving(7)) == 7

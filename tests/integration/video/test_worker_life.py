@@ -178,7 +178,8 @@ async def test_workers_run_on_the_given_core() -> None:
 
 
 @pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="counts descriptors in /proc")
-async def test_nothing_is_left_behind() -> None:
+@pytest.mark.parametrize("side", [64, 512])  # frames of a few kilobytes, and of some megabytes
+async def test_nothing_is_left_behind(side: int) -> None:
     def resources() -> tuple[int, int, int]:
         gc.collect()
         mapped = Path("/proc/self/maps").read_text().count("hippo-media")
@@ -187,21 +188,15 @@ async def test_nothing_is_left_behind() -> None:
 
     before = resources()
     async with MediaDecoder(DecodeLimits(max_memory_bytes=64 << 20)) as decoder:
-        media = await decoder.decode(video(16), FramePlan())
+        data = video(width=side, height=side, num_frames=16)
+        kept = [await decoder.decode(data, FramePlan(fps=8.0))]
+        num_open = len(os.listdir("/proc/self/fd"))
+        kept += [await decoder.decode(data, FramePlan(fps=8.0)) for _ in range(8)]
+        assert len(os.listdir("/proc/self/fd")) == num_open
+        assert all(each.frames.equal(kept[0].frames) for each in kept) and kept[0].frames.any()
         with pytest.raises(MediaError):
             await decoder.decode(Media(MediaKind.VIDEO, b"nonsense"), FramePlan())
         os.kill(decoder.worker_pids[0] or 0, signal.SIGKILL)
-        await decoder.decode(video(16), FramePlan())
-        del media
+        await decoder.decode(data, FramePlan())
+        del kept
     assert resources() == before
-
-
-@pytest.mark.parametrize("side", [64, 512])  # of a few kilobytes, and of some megabytes
-async def test_frames_that_are_kept_hold_no_descriptor(decoder: MediaDecoder, side: int) -> None:
-    data = video(width=side, height=side, num_frames=16)
-    kept = [await decoder.decode(data, FramePlan(fps=8.0))]
-    before = len(os.listdir("/proc/self/fd"))
-    kept += [await decoder.decode(data, FramePlan(fps=8.0)) for _ in range(8)]
-    assert len(os.listdir("/proc/self/fd")) == before
-    assert all(each.frames.equal(kept[0].frames) for each in kept)
-    assert kept[0].frames.any()

@@ -9,11 +9,11 @@ import os
 import signal
 from collections.abc import Iterator
 from dataclasses import replace
+from unittest.mock import Mock
 
 import pytest
 from llguidance import grammar_from
 
-from hippo.base.worker_process import Message
 from hippo.errors import InvalidRequestError, OverloadedError, UnavailableError
 from hippo.grammars import trials as trials_module
 from hippo.grammars.trials import GrammarTrials
@@ -38,20 +38,14 @@ def trials() -> Iterator[GrammarTrials]:
 async def test_the_result_of_a_grammar_is_known_for_a_while(
     trials: GrammarTrials, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    tried: list[str] = []
-    run = trials._try
-
-    def noted(grammar: str, cpu_s: float) -> Message:
-        tried.append(grammar)
-        return run(grammar, cpu_s)
-
-    monkeypatch.setattr(trials, "_try", noted)
+    attempt = Mock(side_effect=trials._try)
+    monkeypatch.setattr(trials, "_try", attempt)
     monkeypatch.setattr(trials_module, "_MAX_KNOWN", 2)
     first, second, wrong = (grammar_from("regex", text) for text in ("first", "second", "("))
     for grammar in (first, second, first, wrong, first, wrong, second):
         with contextlib.suppress(InvalidRequestError):
             assert await trials.check(grammar, "f") is trials._quick
-    assert tried == [first, second, wrong, second]
+    assert [call.args[0] for call in attempt.mock_calls] == [first, second, wrong, second]
     assert len(trials._known) == 2
 
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 
+import pytest
+
 from hippo.video.seats import Turns
 
 
@@ -52,18 +54,22 @@ class Queue:
                 del self.at_work[item]
 
 
-async def test_clients_take_turns() -> None:
+@pytest.mark.parametrize(
+    ("first", "then", "order"),
+    [
+        ("a1 a2 a3 a4 b1 b2 c1", [], "a1 a2 b1 c1 a3 b2 a4"),
+        ("a1 a2 b1", ["end a1", "add c1"], "a2 b1 c1"),  # who comes back at once starves nobody
+        ("a1 b1 b2 c1", ["cancel b1", "cancel a1"], "b2 c1"),
+        ("a1 b1", ["cancel b1", "end a1", "add a2"], "a2"),
+    ],
+)
+async def test_clients_take_turns(first: str, then: list[str], order: str) -> None:
     queue = Queue(1)
-    await queue.add("a1", "a2", "a3", "a4", "b1", "b2", "c1")
-    assert await queue.order() == "a1 a2 b1 c1 a3 b2 a4"
-
-
-async def test_a_client_that_comes_back_at_once_does_not_starve_others() -> None:
-    queue = Queue(1)
-    await queue.add("a1", "a2", "b1")
-    await queue.end("a1")
-    await queue.add("c1")
-    assert await queue.order() == "a2 b1 c1"
+    await queue.add(*first.split())
+    for step in then:
+        name, item = step.split()
+        await getattr(queue, name)(item)
+    assert await queue.order() == order
 
 
 async def test_one_item_of_a_client_at_a_time_while_others_wait() -> None:
@@ -100,16 +106,6 @@ async def test_the_last_seat_is_kept_for_cheap_items() -> None:
     await queue.end("a1")
     assert queue.at_work == {"b1": 0}  # came back the last, so as the next
     assert not Turns(1).is_reserved(0)
-
-
-async def test_cancelled_items_leave_no_trace() -> None:
-    queue = Queue(1)
-    await queue.add("a1", "b1", "b2", "c1")
-    await queue.cancel("b1")
-    await queue.cancel("a1")
-    assert await queue.order() == "b2 c1"
-    await queue.add("a2")
-    assert await queue.order() == "a2"
 
 
 async def test_an_item_cancelled_as_its_turn_comes_gives_the_seat_on() -> None:
