@@ -116,13 +116,11 @@ def _bind(host: str, port: int) -> socket.socket:
         )[0]
         # With an explicit protocol, asyncio sets TCP_NODELAY on each connection: small pieces of a
         # stream are sent without waiting for acknowledgements.
-        listener = socket.socket(family, kind, protocol)
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
+        with contextlib.ExitStack() as stack:
+            listener = stack.enter_context(socket.socket(family, kind, protocol))
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             listener.bind(address)
-        except OSError:
-            listener.close()
-            raise
+            stack.pop_all()
     except OSError as error:
         raise UnavailableError(
             f"cannot listen on {host}:{port}: {error.strerror}; choose another port with --port"

@@ -78,12 +78,7 @@ class Completion:
         if plan.wants_draft and not has_draft:
             record.draft_problem = target.draft_problem
         self._streams = StreamPair(
-            request,
-            self._coordinator,
-            pairs[0],
-            record,
-            copy_files=copy_files,
-            timeout_s=timeout_s,
+            request, self._coordinator, pairs[0], record, copy_files, timeout_s
         )
         self._drafting = Drafting(self._streams, stall_s=draft_stall_s)
         self._news = news

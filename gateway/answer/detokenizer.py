@@ -7,29 +7,25 @@ from collections.abc import Sequence
 
 from gateway.pairs.token_bytes import TokenBytes
 
-_Utf8Decoder = codecs.getincrementaldecoder("utf-8")
-
 
 class Detokenizer:
     """Decodes one completion incrementally; special tokens are left out.
 
-    The text, piece by piece, does not depend on how many ids come at once: a target alone says it
-    id by id. A character whose bytes are split across tokens is returned with its last token, and
-    bytes that form no character are returned as U+FFFD.
+    A character whose bytes are split across tokens is returned with its last token, and bytes that
+    form no character are returned as U+FFFD.
     """
 
     def __init__(self, tokens: TokenBytes) -> None:
         self._tokens = tokens
-        self._decoder = _Utf8Decoder("replace")
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
         self.has_begun = False  # whether a token that is not special has come
 
-    def add_tokens(self, token_ids: Sequence[int]) -> str:
-        """Appends ids and returns the text that later ids cannot change."""
-        data = bytearray()
-        for token_id in token_ids:
-            if token_id not in self._tokens.special_ids:
-                data += self._tokens.of_token(token_id, is_first=not self.has_begun)
-                self.has_begun = True
+    def add_token(self, token_id: int) -> str:
+        """Appends an id and returns the text that later ids cannot change."""
+        if token_id in self._tokens.special_ids:
+            return ""
+        data = self._tokens.of_token(token_id, is_first=not self.has_begun)
+        self.has_begun = True
         return self._decoder.decode(data)
 
     def flush_text(self) -> str:
@@ -68,10 +64,10 @@ class StopStrings:
             _, at, self.matched = min(found)
             self._held = ""
             return text[:at]
-        num_held = max(self._overlap(text, stop) for stop in self._stops)
-        self._held = text[len(text) - num_held :]
-        self._num_passed = max(0, self._num_passed - (len(text) - num_held))
-        return text[: len(text) - num_held]
+        num_out = len(text) - max(self._overlap(text, stop) for stop in self._stops)
+        self._held = text[num_out:]
+        self._num_passed = max(0, self._num_passed - num_out)
+        return text[:num_out]
 
     def flush_text(self) -> str:
         """Returns the text that was held back as a possible beginning of a stop string; nothing
@@ -82,7 +78,5 @@ class StopStrings:
     @staticmethod
     def _overlap(text: str, stop: str) -> int:
         """Returns the length of the longest suffix of ``text`` that is a prefix of ``stop``."""
-        for length in range(min(len(text), len(stop) - 1), 0, -1):
-            if text.endswith(stop[:length]):
-                return length
-        return 0
+        lengths = range(min(len(text), len(stop) - 1), 0, -1)
+        return next((length for length in lengths if text.endswith(stop[:length])), 0)

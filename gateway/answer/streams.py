@@ -7,6 +7,7 @@ import contextlib
 import dataclasses
 import logging
 from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 from gateway.answer import report
@@ -22,6 +23,7 @@ logger = logging.getLogger("gateway.answer.completion")
 CopyFiles = Callable[[], Awaitable[tuple[Media, ...]]]
 
 
+@dataclass(slots=True)
 class StreamPair:
     """The messages of one completion between a target and a draft.
 
@@ -32,33 +34,22 @@ class StreamPair:
     services end the sequence ``timeout_s`` after the request's arrival (None: no limit).
     """
 
-    def __init__(
-        self,
-        request: OpenRequest,
-        coordinator: Coordinator,
-        pair: Pair,
-        record: AnswerRecord,
-        *,
-        copy_files: CopyFiles,
-        timeout_s: float | None,
-    ) -> None:
-        self.request = dataclasses.replace(request, pace=coordinator.pace)
-        self.coordinator = coordinator
-        self.pair = pair
-        self.record = record
-        self.target_stream: TargetStream | None = None
-        self.draft_stream: DraftStream | None = None
-        self.begun = asyncio.Event()
-        self._copy_files = copy_files
-        self._timeout_s = timeout_s
+    request: OpenRequest
+    coordinator: Coordinator
+    pair: Pair
+    record: AnswerRecord
+    copy_files: CopyFiles
+    timeout_s: float | None
+    target_stream: TargetStream | None = None
+    draft_stream: DraftStream | None = None
+    begun: asyncio.Event = field(default_factory=asyncio.Event)
 
     @property
     def seconds_left(self) -> float | None:
         """Seconds until a service ends the sequence; None: no limit."""
-        return report.seconds_left(self._timeout_s, self.record.received_ns)
+        return report.seconds_left(self.timeout_s, self.record.received_ns)
 
     async def carry_out(self, actions: Sequence[Action]) -> None:
-        """Sends the coordinator's messages."""
         for action in actions:
             stream = self.target_stream if isinstance(action, ToTarget) else self.draft_stream
             await self.send_message(stream, action.message)
@@ -73,7 +64,7 @@ class StreamPair:
         """Sends files as bytes from now on, because a service cannot open one of them by its path;
         raises MediaError for files that are too large for a message."""
         logger.warning("files are sent as bytes: %s", error.message)
-        self.request = dataclasses.replace(self.request, media=await self._copy_files())
+        self.request = dataclasses.replace(self.request, media=await self.copy_files())
 
     def check_prompts(self) -> None:
         """Raises IncompatiblePairError when the two services read different prompts."""

@@ -30,7 +30,6 @@ class Piece:
 
 
 def join_pieces(pieces: Sequence[Piece]) -> Piece:
-    """Returns the concatenation of all pieces."""
     return Piece(
         "".join(piece.text for piece in pieces),
         tuple(entry for piece in pieces for entry in piece.logprobs),
@@ -96,7 +95,7 @@ class AnswerText:
             if self._has_logprobs:
                 entry = self._entry(token_id, verdict.logprobs[place])
                 self._entries.append((self._num_decoded, entry))
-            piece = self._detokenizer.add_tokens((token_id,))
+            piece = self._detokenizer.add_token(token_id)
             self._num_decoded += len(piece)
             yield self._cut_at_stop(piece)
         if verdict.finish_reason is not None:

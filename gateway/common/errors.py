@@ -95,7 +95,6 @@ def error_body(
 
 
 def describe_error(error: HippoError) -> dict[str, Any]:
-    """Returns the error object for a HippoError."""
     code = next((_CODES[kind] for kind in type(error).__mro__ if kind in _CODES), None)
     message = error.message
     if isinstance(error, UnavailableError | IncompatiblePairError):

@@ -27,12 +27,6 @@ def test_a_step_lies_between_the_nearest_measured_ones_or_is_the_nearest() -> No
         assert baseline.step_ns(context) == step * MS
 
 
-def test_the_first_token_is_no_part_of_the_decoding() -> None:
-    baseline = _baseline((100, 5))
-    assert baseline.decode_ns(1, 100) == 0
-    assert baseline.decode_ns(11, 100) == 50 * MS
-
-
 def test_old_steps_are_forgotten_at_last() -> None:
     baseline = _baseline((100, 10))
     baseline.learn_steps({0: OneRowTimes(5000, 10_000 * MS, 500_000)}, now_ns=2)

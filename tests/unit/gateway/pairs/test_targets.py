@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gateway.pairs.targets import Pair, by_rank, choose_draft, follow_first
+from gateway.pairs.targets import Pair, by_rank, follow_first
 from hippo.errors import (
     HippoError,
     InvalidRequestError,
@@ -29,6 +29,7 @@ class _Service:
     address: str
     num_slots: int = 4
     num_running: int = 0
+    host: str = ""
 
     @property
     def load(self) -> float:
@@ -40,7 +41,8 @@ class _Service:
 
 
 def _choose(services: Sequence[_Service], key: bytes) -> _Service:
-    chosen = choose_draft(services, key)  # type: ignore[arg-type]
+    target: Any = SimpleNamespace(fitting_drafts=services, host="elsewhere")
+    chosen: Any = Pair(target, key).draft
     assert isinstance(chosen, _Service)
     return chosen
 
