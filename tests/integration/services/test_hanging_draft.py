@@ -18,7 +18,7 @@ from hippo.models.interface.base import StepPlan
 from hippo.speculation.coordinator import Action, Coordinator
 from hippo.types import Block
 from tests.support.models.toy_model import ToyModel
-from tests.support.running.gateways import backends_of, completed
+from tests.support.running.gateways import completed, watching
 from tests.support.running.services import (
     serving_pair,
     target_only,
@@ -64,7 +64,7 @@ async def pair(
     target.on_forward = lambda plan: time.sleep(step_s)
     async with serving_pair(target, draft) as (target_client, draft_client):
         expected = await target_only(target_client, REQUEST)
-        async with backends_of(target_client, draft_client) as backends:
+        async with watching([target_client], [draft_client]) as backends:
             try:
                 yield backends, expected.token_ids
             finally:

@@ -56,6 +56,15 @@ def test_one_clip_stays_where_it_was_until_that_is_full() -> None:
     assert _choose(services, b"a clip") is not first
 
 
+def test_a_draft_on_the_targets_host_is_preferred_while_it_has_a_slot() -> None:
+    near, far = drafts = [_Service(f"{host}:1", host=host) for host in ("near", "far")]
+    target: Any = SimpleNamespace(fitting_drafts=drafts, host="near")
+    pairs: list[Any] = [Pair(target, str(number).encode()) for number in range(20)]
+    assert {pair.draft for pair in pairs} == {near}
+    near.num_running = near.num_slots
+    assert {pair.draft for pair in pairs} == {far}
+
+
 def test_all_gateways_prefer_the_same_service_in_whatever_order_they_found_them() -> None:
     services: list[Any] = [_Service(f"target:{i}") for i in range(5)]
     shuffled = [services[i] for i in (3, 0, 4, 2, 1)]
