@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
@@ -22,17 +24,22 @@ from tests.unit.gateway.answer.test_detokenizer import (
 )
 
 
-def _read(answer: AnswerText, ids: list[int], sizes: list[int], last: FinishReason) -> Piece:
+def _pieces(
+    answer: AnswerText, ids: list[int], sizes: list[int], last: FinishReason
+) -> Iterator[Piece]:
     """Feeds the ids in blocks until the answer has ended; id i has log-probability -i."""
-    pieces, num_told = [], 0
+    num_told = 0
     for block in verdicts_of(ids, sizes):
         num_told += len(block)
         if answer.finish_reason is None:
             reason = last if num_told == len(ids) else None
             logprobs = tuple(TokenLogprobs(-float(token_id)) for token_id in block)
             verdict = Verdict(0, 0, tuple(block), finish_reason=reason, logprobs=logprobs)
-            pieces.append(answer.add_verdict(verdict))
-    return join_pieces(pieces)
+            yield answer.add_verdict(verdict)
+
+
+def _read(answer: AnswerText, ids: list[int], sizes: list[int], last: FinishReason) -> Piece:
+    return join_pieces(list(_pieces(answer, ids, sizes, last)))
 
 
 @given(
@@ -73,12 +80,8 @@ def test_the_bytes_of_log_probabilities_join_to_the_text(
     tokens = TokenBytes(VOCABULARIES[name])
     answer = AnswerText(tokens, stops=(), has_logprobs=True)
     whole = _read(answer, ids, sizes, FinishReason.LENGTH)
-    assert len(whole.logprobs) == len(ids)
-    data = b"".join(
-        bytes(entry["bytes"])
-        for token_id, entry in zip(ids, whole.logprobs, strict=True)
-        if token_id not in tokens.special_ids
-    )
+    told = zip(ids, (bytes(entry["bytes"]) for entry in whole.logprobs), strict=True)
+    data = b"".join(part for token_id, part in told if token_id not in tokens.special_ids)
     assert data.decode(errors="replace") == whole.text
 
 
@@ -113,15 +116,9 @@ def test_log_probabilities_are_those_of_the_tokens_that_begin_in_the_text(
 
 
 def test_each_log_probability_comes_with_the_text_that_its_token_begins_in() -> None:
-    ids = TOKENIZER.encode("a€bc").ids
     answer = AnswerText(TOKENS, stops=["bx"], has_logprobs=True)
-    counts = []
-    for place, token_id in enumerate(ids):
-        reason = FinishReason.LENGTH if place == len(ids) - 1 else None
-        logprobs = (TokenLogprobs(-1.0),)
-        verdict = Verdict(0, place, (token_id,), finish_reason=reason, logprobs=logprobs)
-        piece = answer.add_verdict(verdict)
-        counts.append((piece.text, len(piece.logprobs)))
+    pieces = _pieces(answer, TOKENIZER.encode("a€bc").ids, [1], FinishReason.LENGTH)
+    counts = [(piece.text, len(piece.logprobs)) for piece in pieces]
     assert counts == [("a", 1), ("", 0), ("", 0), ("€", 3), ("", 0), ("bc", 2)]
 
 
