@@ -29,7 +29,7 @@ def count_completion(
     target: Target,
 ) -> None:
     """Adds one completion to the metrics, and what it tells of its ``target`` to the target's
-    baseline, calibration and mean time of an answer."""
+    baseline and mean time of an answer."""
     baseline = target.baseline
     _count_as_vllm_does(record, model)
     metrics[own.COMPLETIONS].labels(record.policy, record.outcome or "cancelled").inc()
@@ -42,7 +42,7 @@ def count_completion(
     if record.finish_reason is not None:
         target.note_answer(record.served_s)
     if record.policy != "off" and record.num_completion_tokens > 1:
-        target.calibration.note_context_length(record.mean_context_length)
+        baseline.note_context_length(record.mean_context_length)
     _count_times(record, metrics)
     _count_draft(record, metrics)
     if record.selection is not None and record.draft_prefill is not None:

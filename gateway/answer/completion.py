@@ -18,10 +18,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from gateway.answer import report
-from gateway.answer.drafting import Drafting
+from gateway.answer.drafting import CopyFiles, Drafting, StreamPair
 from gateway.answer.plan import SpeculationPlan
 from gateway.answer.report import AnswerRecord
-from gateway.answer.streams import CopyFiles, StreamPair
 from gateway.answer.text import AnswerText, Piece, join_pieces
 from gateway.common.errors import INTERNAL_ERROR
 from gateway.pairs.targets import Pair, follow_first

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from gateway.answer import event_schemas as schemas
-from gateway.answer.detokenizer import Detokenizer
 from gateway.answer.figures import ms, shown_media
+from gateway.answer.text import Detokenizer
 from gateway.pairs.token_bytes import TokenBytes
 from hippo.types import (
     Block,

@@ -48,19 +48,27 @@ class _Mean:
 
 
 class Baseline:
-    """Running means of target-only step times, by context length."""
+    """Running means of target-only step times, by context length.
 
-    def __init__(self) -> None:
-        self.means: dict[int, _Mean] = {}  # by ``context_range``
+    To measure them, the first eligible request is run target-only, then an evenly spread ``share``,
+    and one more for each range of context lengths that has answers but no measurements; with a
+    share of 0, none.
+    """
+
+    def __init__(self, share: float = 0.0) -> None:
+        self._means: dict[int, _Mean] = {}  # by ``context_range``
         self.learnt_ns = 0  # time of the latest measurement
+        self._share = share
+        self._credit = 1.0  # the first request is chosen
+        self._asked_for: set[int] = set()
 
     @property
     def is_known(self) -> bool:
-        return bool(self.means)
+        return bool(self._means)
 
     def learn_steps(self, steps: StepsByContext, now_ns: int) -> None:
         for index, sums in steps.items():
-            mean = self.means.setdefault(index, _Mean())
+            mean = self._means.setdefault(index, _Mean())
             mean.weight = min(mean.weight + sums.num_steps, _MEMORY_STEPS)
             share = min(1.0, sums.num_steps / mean.weight)
             mean.step_ns += (sums.total_ns / sums.num_steps - mean.step_ns) * share
@@ -70,7 +78,7 @@ class Baseline:
     def step_ns(self, context_length: float) -> float:
         """Returns the time of one step: interpolated between the two nearest measured contexts, and
         the nearest measurement outside their range. ``is_known`` must be true."""
-        means = [self.means[index] for index in sorted(self.means)]
+        means = [self._means[index] for index in sorted(self._means)]
         assert means, "nothing was measured yet"
         for shorter, longer in itertools.pairwise(means):
             if shorter.context <= context_length <= longer.context:
@@ -81,21 +89,7 @@ class Baseline:
     def known_steps(self) -> list[tuple[str, float]]:
         """Returns (upper bound of the context length, seconds per step) for each measured range."""
         bounds = [*map(str, CONTEXT_BOUNDS), "+Inf"]
-        return [(bounds[i], self.means[i].step_ns / 1e9) for i in sorted(self.means)]
-
-
-class Calibration:
-    """Chooses the requests that are run target-only to measure the baseline.
-
-    Calibration chooses the first eligible request, then an evenly spread ``share``, and one more
-    for each range of context lengths that has answers but no measurements; with a share of 0, none.
-    """
-
-    def __init__(self, share: float, baseline: Baseline) -> None:
-        self._share = share
-        self._baseline = baseline
-        self._credit = 1.0  # the first request is chosen
-        self._asked_for: set[int] = set()
+        return [(bounds[i], self._means[i].step_ns / 1e9) for i in sorted(self._means)]
 
     def is_due(self, max_tokens: int) -> bool:
         """Returns whether to run a request target-only; call it once for each eligible request."""
@@ -110,6 +104,6 @@ class Calibration:
     def note_context_length(self, context_length: int) -> None:
         """Schedules a measurement if an answer had this context length and none exists there."""
         index = context_range(context_length)
-        if index not in self._asked_for and index not in self._baseline.means:
+        if index not in self._asked_for and index not in self._means:
             self._asked_for.add(index)
             self._credit += 1

@@ -12,7 +12,7 @@ from typing import TypeVar
 import tokenizers
 from tokenizers import Tokenizer
 
-from gateway.common.baseline import Baseline, Calibration
+from gateway.common.baseline import Baseline
 from gateway.pairs.discovery import Pool
 from gateway.pairs.token_bytes import TokenBytes
 from gateway.pairs.watch import Watch
@@ -51,8 +51,7 @@ class Target(Watch[TargetClient]):
         on_change: Callable[[], None],
     ) -> None:
         super().__init__("target", client, on_change=on_change)
-        self.baseline = Baseline()  # step times of target-only decoding
-        self.calibration = Calibration(calibration_share, self.baseline)
+        self.baseline = Baseline(calibration_share)  # step times of target-only decoding
         self.answer_s = OverloadedError.retry_after_s  # running mean: how long an answer has a slot
         self.fitting_drafts: list[Draft] = []  # serving drafts that fit
         self.served_name: str | None = None  # kept while the target is down

@@ -15,9 +15,9 @@ from fastapi import FastAPI
 from starlette.types import ASGIApp
 
 from gateway.answer.completion import Completion
+from gateway.answer.drafting import CopyFiles
 from gateway.answer.plan import SpeculationPlan
 from gateway.answer.report import AnswerRecord, Timeline
-from gateway.answer.streams import CopyFiles
 from gateway.api.schemas import ChatCompletionRequest
 from gateway.app import create_app
 from gateway.common.config import GatewaySettings

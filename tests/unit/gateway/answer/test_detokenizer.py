@@ -9,7 +9,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 from tokenizers import Tokenizer
 
-from gateway.answer.detokenizer import Detokenizer, StopStrings
+from gateway.answer.text import Detokenizer, StopStrings
 from gateway.pairs.token_bytes import TokenBytes
 from tests.support.models.vocabularies import (
     LETTERS,
