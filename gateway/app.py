@@ -43,9 +43,7 @@ def create_app(settings: GatewaySettings, patience_is_over: asyncio.Event) -> Fa
         settings.api_keys_file,
         Limits(**{name: getattr(settings, f"key_{name}") for name in Limits.model_fields}),
     )
-    metrics = GatewayMetrics(
-        max_draft_tokens=settings.max_draft_tokens, version=distribution_version()
-    )
+    metrics = GatewayMetrics(max_draft_tokens=settings.max_draft_tokens)
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:

@@ -296,10 +296,10 @@ def _timings(record: AnswerRecord) -> Timings:
         target_forward=ms(stats.forward_ns),
         target_step=ms(stats.one_row_ns / num_alone) if num_alone else None,
         draft_step=ms(stats.draft_step_ns) if stats.draft_step_ns else None,
+        transport_per_round=ms(record.transport_ns / num_forwards) if num_forwards else None,
         target_wait=ms(stats.target_wait_ns),
         draft_wait=ms(stats.draft_wait_ns),
         optimistic=ms(stats.optimistic_ns),
         conservative=ms(stats.conservative_ns),
         target_only=ms(stats.target_only_ns),
-        transport_per_round=ms(record.transport_ns / num_forwards) if num_forwards else None,
     )

@@ -50,7 +50,7 @@ def _counted(record: AnswerRecord, baseline: Baseline | None = None) -> dict[str
 
 
 def _metrics() -> GatewayMetrics:
-    return GatewayMetrics(max_draft_tokens=4, version="1")
+    return GatewayMetrics(max_draft_tokens=4)
 
 
 def _values(metrics: GatewayMetrics) -> dict[str, float]:

@@ -25,7 +25,7 @@ from hippo.types import (
     Timing,
     Verdict,
 )
-from tests.unit.gateway.answer.test_detokenizer import (
+from tests.unit.gateway.answer.test_text import (
     CASES,
     SIZES,
     TOKENIZER,
