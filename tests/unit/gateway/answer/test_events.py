@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-import pytest
-from hypothesis import given
+from hypothesis import example, given
+from hypothesis import strategies as st
 from pydantic import TypeAdapter
 
 from gateway.answer.event_schemas import StreamEvent
@@ -132,41 +132,24 @@ def test_tokens_behind_a_stop_string_are_left_out() -> None:
     assert second["mode"] == "target_only"
 
 
-def test_bytes_that_form_no_character_are_told_with_the_last_token() -> None:
-    log, ids = Log(), _ids("€")
-    assert len(ids) == 3
-    log.verdict(0, 0, ids[:2], finish_reason=FinishReason.LENGTH)
-    (verdict,) = log.take()
-    first, last = (each["text"] for each in verdict["tokens"])
-    assert first == "" and last.strip("\ufffd") == "" and last
-
-
-@pytest.mark.parametrize(("reason", "text"), [(FinishReason.STOP, "a"), (None, "ab")])
-def test_an_end_token_has_no_text_whatever_word_it_is(
-    reason: FinishReason | None, text: str
+@given(case=CASES, sizes=SIZES, last=st.sampled_from(FinishReason))
+@example(("bytes", TOKENIZER.encode("ab").ids), [2], FinishReason.STOP)  # an end token is a word
+@example(("bytes", TOKENIZER.encode("€").ids[:2]), [2], FinishReason.LENGTH)  # no character
+def test_the_tokens_texts_join_to_the_answer(
+    case: tuple[str, list[int]], sizes: list[int], last: FinishReason
 ) -> None:
-    log, ids = Log(), _ids("ab")
-    log.verdict(0, 0, ids, finish_reason=reason)
-    (event,) = log.take()
-    assert [each["id"] for each in event["tokens"]] == list(ids)
-    assert "".join(each["text"] for each in event["tokens"]) == text
-    verdict = Verdict(0, 0, ids, finish_reason=reason)
-    assert AnswerText(TOKENS, stops=()).add_verdict(verdict).text == text
-
-
-@given(case=CASES, sizes=SIZES)
-def test_the_tokens_texts_join_to_the_answer(case: tuple[str, list[int]], sizes: list[int]) -> None:
     name, ids = case
     tokens = TokenBytes(VOCABULARIES[name])
     events, answer = EventLog(tokens, 0, lambda: None), AnswerText(tokens, stops=())
     text, start = "", 0
     for block in verdicts_of(ids, sizes):
-        reason = FinishReason.LENGTH if start + len(block) == len(ids) else None
+        reason = last if start + len(block) == len(ids) else None
         verdict = Verdict(0, start, tuple(block), finish_reason=reason)
         start += len(block)
         text += answer.add_verdict(verdict).text
         events.add_verdict(verdict, 0, num_tokens=start)
     told = [token for event in events.take_events() for token in event["tokens"]]
+    assert [token["id"] for token in told] == ids
     assert "".join(token["text"] for token in told) == text
 
 

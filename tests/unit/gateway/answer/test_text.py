@@ -262,12 +262,13 @@ def test_each_log_probability_comes_with_the_text_that_its_token_begins_in() -> 
 
 
 def test_an_end_token_has_no_log_probability_but_a_skipped_one_has() -> None:
-    ids = [*TOKENIZER.encode("a").ids, SPECIAL_ID, SPECIAL_ID]
-    answer = AnswerText(TOKENS, stops=(), has_logprobs=True)
-    piece = _read(answer, ids, [9], FinishReason.STOP)
-    assert (piece.text, answer.num_tokens) == ("a", 3)
-    assert answer.finish_reason is FinishReason.STOP
-    assert [entry["token"] for entry in piece.logprobs] == ["a", "<|im_end|>"]
+    for end_id in (SPECIAL_ID, *TOKENIZER.encode("b").ids):
+        ids = [*TOKENIZER.encode("a").ids, SPECIAL_ID, end_id]
+        answer = AnswerText(TOKENS, stops=(), has_logprobs=True)
+        piece = _read(answer, ids, [9], FinishReason.STOP)
+        assert (piece.text, answer.num_tokens) == ("a", 3)
+        assert answer.finish_reason is FinishReason.STOP
+        assert [entry["token"] for entry in piece.logprobs] == ["a", "<|im_end|>"]
 
 
 def test_a_target_that_tells_no_log_probabilities_is_named() -> None:

@@ -109,35 +109,23 @@ async def test_an_unhealthy_target_is_left_out_and_taken_back(
         await until_up(backends, 2)  # it was well all the time
 
 
-class _TokenizerOfNow:
-    """Reads what it is given only when it is ``new``, as tokenizers does after an upgrade."""
-
-    is_new = False
-    num_asked = 0
-
-    @classmethod
-    def from_buffer(cls, data: bytes) -> Tokenizer:
-        cls.num_asked += 1
-        if not cls.is_new:
-            raise Exception("data did not match any variant of untagged enum ModelWrapper")
-        return Tokenizer.from_buffer(data)
-
-
 async def test_a_tokenizer_that_cannot_be_read_is_told_and_tried_again(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr("gateway.pairs.targets.Tokenizer", _TokenizerOfNow)
+    error = Exception("data did not match any variant of untagged enum ModelWrapper")
+    tokenizer = Mock(from_buffer=Mock(side_effect=error))
+    monkeypatch.setattr("gateway.pairs.targets.Tokenizer", tokenizer)
     monkeypatch.setattr("gateway.pairs.watch._PERIOD_UP_S", 0.01)
     async with (
         serving_target(model_on(name="newer")) as (_, client),
         watching([client], num_up=(0, 0)) as backends,
     ):
-        await until(lambda: _TokenizerOfNow.num_asked > 2)
+        await until(lambda: tokenizer.from_buffer.call_count > 2)
         with pytest.raises(UnavailableError, match=r"cannot read the tokenizer of newer at .*"):
             backends.pair(None)
         told = [record.getMessage() for record in caplog.records if record.levelname == "ERROR"]
         assert len(told) == 1 and "untagged enum ModelWrapper" in told[0]
-        _TokenizerOfNow.is_new = True
+        tokenizer.from_buffer.side_effect = Tokenizer.from_buffer  # as after an upgrade
         await until_up(backends, 1)
 
 
