@@ -3,8 +3,8 @@ gateway/answer/event_schemas.py declares each event."""
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any, Literal
 
 from gateway.answer import event_schemas as schemas
@@ -23,16 +23,6 @@ from hippo.types import (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class _Proposal:
-    """A draft token: its id, the number of its block, its place there, whether it was a guess."""
-
-    token_id: int
-    block: int
-    place: int
-    is_guess: bool
-
-
 class EventLog:
     """Collects the events of one completion; ``on_event`` is called after each one."""
 
@@ -44,9 +34,9 @@ class EventLog:
         self._num_blocks = 0
         self._num_verdicts = 0
         self._epoch = 0
-        self._proposed: dict[int, _Proposal] = {}  # by completion index
-        # Tokens of branches, by completion index and id.
-        self._branched: dict[tuple[int, int], _Proposal] = {}
+        # Draft tokens, without their text: by completion index, and those of branches also by id.
+        self._proposed: dict[int, schemas.EventToken] = {}
+        self._branched: dict[tuple[int, int], schemas.EventToken] = {}
 
     def take_events(self) -> tuple[dict[str, Any], ...]:
         """Returns the events since the last call."""
@@ -88,17 +78,15 @@ class EventLog:
 
     def add_block(self, block: Block, now_ns: int) -> None:
         is_stale = block.epoch < self._epoch
-        if not is_stale:
-            for place, token_id in enumerate(block.token_ids):
-                self._proposed[block.start_index + place] = _Proposal(
-                    token_id, self._num_blocks, place, place in block.guessed_places
-                )
-        place = len(block.token_ids)
+        places = itertools.count()
+        for index, token_id in enumerate(block.token_ids, block.start_index):
+            proposal = self._proposal(block, index, token_id, next(places))
+            if not is_stale:
+                self._proposed[index] = proposal
         for branch in block.branches:
             for index, token_id in enumerate(branch.token_ids[1:], branch.index + 1):
-                proposal = _Proposal(token_id, self._num_blocks, place, is_guess=False)
+                proposal = self._proposal(block, index, token_id, next(places))
                 self._branched[index, token_id] = proposal
-                place += 1
         event = schemas.BlockEvent(
             type="block",
             at=self._at(now_ns),
@@ -141,23 +129,26 @@ class EventLog:
         self._num_verdicts += 1
         self._add(event)
 
+    def _proposal(self, block: Block, index: int, token_id: int, place: int) -> schemas.EventToken:
+        source: Literal["guess", "draft"] = "guess" if place in block.guessed_places else "draft"
+        return schemas.EventToken(
+            id=token_id, text="", index=index, source=source, block=self._num_blocks, place=place
+        )
+
     def _token(self, verdict: Verdict, place: int, *, is_last: bool) -> schemas.EventToken:
         index, token_id = verdict.start_index + place, verdict.token_ids[place]
         is_end = verdict.finish_reason is FinishReason.STOP and place + 1 == len(verdict.token_ids)
         text = "" if is_end else self._detokenizer.add_token(token_id)
         if is_last and verdict.finish_reason is not None:
             text += self._detokenizer.flush_text()
-        token = schemas.EventToken(id=token_id, text=text, index=index, source="target")
         proposal = self._proposed.pop(index, None)
         if place >= verdict.num_accepted_tokens + verdict.num_accepted_reused:
-            return token
-        token.source = "draft"
-        if proposal is None or proposal.token_id != token_id:
+            return schemas.EventToken(id=token_id, text=text, index=index, source="target")
+        if proposal is None or proposal.id != token_id:
             proposal = self._branched.get((index, token_id))
-        if proposal is not None:
-            token.source = "guess" if proposal.is_guess else "draft"
-            token.block, token.place = proposal.block, proposal.place
-        return token
+        if proposal is None:
+            return schemas.EventToken(id=token_id, text=text, index=index, source="draft")
+        return proposal.model_copy(update={"text": text})
 
     def _at(self, now_ns: int) -> float:
         return ms(now_ns - self._received_ns)

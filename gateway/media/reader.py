@@ -191,7 +191,7 @@ class MediaReader:
             elif scheme in ("http", "https"):
                 media = Media(source.kind, await self._fetcher.fetch_url(source.url, take))
             elif is_upload_id(source.url) and source.kind is MediaKind.VIDEO:
-                path = self._uploads.path(source.url, owner)
+                path = str(self._uploads.folder / self._uploads.get(source.url, owner).video_id)
                 media = await asyncio.to_thread(self._find_file, source.kind, path, self._all_files)
             elif scheme == "file" or source.url.startswith("/"):
                 path = self._allowed_path(source.url)

@@ -148,10 +148,6 @@ class Uploads:
             )
         return upload
 
-    def path(self, video_id: str, owner: str | None) -> str:
-        """Returns the path of an upload's file. Raises NotFoundError as ``get`` does."""
-        return str(self.folder / self.get(video_id, owner).video_id)
-
     @contextlib.contextmanager
     def keeping(self, urls: Collection[str]) -> Iterator[None]:
         """Keeps the files of the uploads among ``urls`` for the time of the ``with`` block, even if

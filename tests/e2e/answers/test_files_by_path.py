@@ -1,4 +1,4 @@
-"""Files that the services open themselves, and what happens where they cannot."""
+"""Files that the services open themselves."""
 
 from __future__ import annotations
 

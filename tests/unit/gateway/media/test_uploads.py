@@ -60,7 +60,7 @@ async def test_what_was_uploaded_is_read_again(uploads: Uploads) -> None:
     assert is_upload_id(upload.video_id)
     assert (upload.num_bytes, upload.filename) == (50, "a.mp4")
     assert upload.expires_s == upload.created_s + TTL_S
-    assert Path(uploads.path(upload.video_id, None)).read_bytes() == data
+    assert (uploads.folder / uploads.get(upload.video_id, None).video_id).read_bytes() == data
 
 
 @pytest.mark.parametrize("expires", [False, True])
