@@ -99,11 +99,8 @@ def test_every_draft_token_that_came_was_accepted_or_wasted_for_a_named_cause() 
     assert len(Waste) + record.stats.num_accepted_tokens == record.stats.num_drafted_tokens == 9
 
 
-@pytest.mark.parametrize("finish_reason", [None, FinishReason.STOP])
-def test_tokens_under_way_when_the_client_left_or_a_stop_string_came_were_not_verified(
-    finish_reason: FinishReason | None,
-) -> None:
-    record = AnswerRecord(policy="vpsd", received_ns=0, finish_reason=finish_reason)
+def test_tokens_under_way_when_an_answer_ended_early_were_not_verified() -> None:
+    record = AnswerRecord(policy="vpsd", received_ns=0)
     coordinator = Coordinator(make_policy("vpsd", gamma=2, max_draft_tokens=4))
     record.stats = coordinator.stats
     coordinator.on_block(Block(0, 0, (1, 2, 3)), 100 * MS)

@@ -154,8 +154,8 @@ async def test_swapped_addresses_are_told() -> None:
         watching([draft], [target], num_up=(0, 0)) as backends,
     ):
         watches: list[Watch[Any]] = [*backends.targets, *backends.drafts]
+        await until(lambda: all("is down" in each.problem for each in watches))
         for watch, noun in zip(watches, ("target", "draft"), strict=True):
-            await until(lambda: "is down" in watch.problem)  # noqa: B023
             assert watch.problem.startswith(
                 f"the {noun} service at {watch.address} is down, loading or draining: the server "
                 f"there is no {noun} service"
