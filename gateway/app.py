@@ -6,8 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack, asynccontextmanager
-from functools import cache
-from typing import Any
+from functools import cache, partial
 
 from fastapi import FastAPI
 from starlette.middleware.cors import CORSMiddleware
@@ -42,15 +41,9 @@ def create_app(settings: GatewaySettings, patience_is_over: asyncio.Event) -> Fa
     keyring = load_keyring(
         settings.api_keys,
         settings.api_keys_file,
-        Limits(
-            requests_per_minute=settings.key_requests_per_minute,
-            concurrent_requests=settings.key_concurrent_requests,
-            visual_tokens_per_minute=settings.key_visual_tokens_per_minute,
-        ),
+        Limits(**{name: getattr(settings, f"key_{name}") for name in Limits.model_fields}),
     )
-    metrics = GatewayMetrics(
-        max_draft_tokens=settings.max_draft_tokens, version=distribution_version()
-    )
+    metrics = GatewayMetrics(max_draft_tokens=settings.max_draft_tokens)
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
@@ -90,11 +83,8 @@ def create_app(settings: GatewaySettings, patience_is_over: asyncio.Event) -> Fa
         responses=ERRORS,
     )
 
-    @cache
-    def openapi() -> dict[str, Any]:
-        return describe_api(app, asks_for_keys=not keyring.is_open)
-
-    app.openapi = openapi  # type: ignore[method-assign]
+    described = cache(partial(describe_api, app, asks_for_keys=not keyring.is_open))
+    app.openapi = described  # type: ignore[method-assign]
     app.state.is_open = keyring.is_open
     install_error_handlers(app)
     for route in (chat, models, videos, tokenize, status, *([page] if settings.page else [])):

@@ -46,8 +46,9 @@ async def serve(settings: GatewaySettings) -> None:
             http=bounded_protocol(ConnectionLimit(most_connections(settings.max_connections))),
         ),
         settings,
-        is_open=app.state.is_open,
     )
+    if app.state.is_open:  # no API keys are set
+        warn_if_exposed(*listener.getsockname()[:2])
     loop = asyncio.get_running_loop()
 
     def stop() -> None:
@@ -66,10 +67,9 @@ async def serve(settings: GatewaySettings) -> None:
 class _Server(uvicorn.Server):
     """A uvicorn server without signal handlers: ``serve`` handles signals, for exit code 0."""
 
-    def __init__(self, config: uvicorn.Config, settings: GatewaySettings, *, is_open: bool) -> None:
+    def __init__(self, config: uvicorn.Config, settings: GatewaySettings) -> None:
         super().__init__(config)
         self._settings = settings
-        self._is_open = is_open  # no API keys are set
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Starts, then logs the bound address and writes the port file."""
@@ -77,10 +77,8 @@ class _Server(uvicorn.Server):
         await super().startup(sockets)
         gc.collect()
         gc.freeze()  # objects of the start live on: later collections skip them
-        address, port = sockets[0].getsockname()[:2]
+        port = sockets[0].getsockname()[1]
         logger.info("listening on %s:%d", self._settings.host, port)
-        if self._is_open:
-            warn_if_exposed(address, port)
         if self._settings.port_file:
             path = Path(self._settings.port_file)
             partial = path.with_name(path.name + ".partial")
@@ -116,13 +114,11 @@ def _bind(host: str, port: int) -> socket.socket:
         )[0]
         # With an explicit protocol, asyncio sets TCP_NODELAY on each connection: small pieces of a
         # stream are sent without waiting for acknowledgements.
-        listener = socket.socket(family, kind, protocol)
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
+        with contextlib.ExitStack() as stack:
+            listener = stack.enter_context(socket.socket(family, kind, protocol))
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             listener.bind(address)
-        except OSError:
-            listener.close()
-            raise
+            stack.pop_all()
     except OSError as error:
         raise UnavailableError(
             f"cannot listen on {host}:{port}: {error.strerror}; choose another port with --port"

@@ -29,7 +29,7 @@ def count_completion(
     target: Target,
 ) -> None:
     """Adds one completion to the metrics, and what it tells of its ``target`` to the target's
-    baseline, calibration and mean time of an answer."""
+    baseline and mean time of an answer."""
     baseline = target.baseline
     _count_as_vllm_does(record, model)
     metrics[own.COMPLETIONS].labels(record.policy, record.outcome or "cancelled").inc()
@@ -42,7 +42,7 @@ def count_completion(
     if record.finish_reason is not None:
         target.note_answer(record.served_s)
     if record.policy != "off" and record.num_completion_tokens > 1:
-        target.calibration.note_context_length(record.mean_context_length)
+        baseline.note_context_length(record.mean_context_length)
     _count_times(record, metrics)
     _count_draft(record, metrics)
     if record.selection is not None and record.draft_prefill is not None:
@@ -108,9 +108,8 @@ def _count_speedup(record: AnswerRecord, metrics: GatewayMetrics, baseline: Base
 def _count_times(record: AnswerRecord, metrics: GatewayMetrics) -> None:
     stats = record.stats
     target_prefill, draft_prefill = record.target_prefill, record.draft_prefill
-    metrics[own.MODE_TIME].labels("optimistic").inc(stats.optimistic_ns / 1e9)
-    metrics[own.MODE_TIME].labels("conservative").inc(stats.conservative_ns / 1e9)
-    metrics[own.MODE_TIME].labels("target_only").inc(stats.target_only_ns / 1e9)
+    for mode in ("optimistic", "conservative", "target_only"):
+        metrics[own.MODE_TIME].labels(mode).inc(getattr(stats, f"{mode}_ns") / 1e9)
     metrics[own.MODE_SWITCHES].inc(stats.num_mode_switches)
     metrics[own.BUSY_TIME].labels("target").inc((stats.prefill_ns + stats.forward_ns) / 1e9)
     waited_ns = stats.target_wait_ns - (target_prefill.wait_ns if target_prefill else 0)
@@ -131,9 +130,9 @@ def _count_draft(record: AnswerRecord, metrics: GatewayMetrics) -> None:
     metrics[own.DRAFTED_TOKENS].inc(stats.num_drafted_tokens)
     for cause, num_tokens in wasted_tokens(record).items():
         metrics[own.WASTED_TOKENS].labels(cause.value).inc(num_tokens)
-    num_accepted = stats.num_accepted_reused
-    metrics[own.REUSED_TOKENS].labels("accepted").inc(num_accepted)
-    metrics[own.REUSED_TOKENS].labels("rejected").inc(stats.num_reused_tokens - num_accepted)
+    num_rejected = stats.num_reused_tokens - stats.num_accepted_reused
+    metrics[own.REUSED_TOKENS].labels("accepted").inc(stats.num_accepted_reused)
+    metrics[own.REUSED_TOKENS].labels("rejected").inc(num_rejected)
     if record.policy != "off":
         for length in stats.all_run_lengths:
             metrics[own.RUN_LENGTH].observe(length)
@@ -152,8 +151,6 @@ def wasted_tokens(record: AnswerRecord) -> dict[Waste, int]:
         Waste.REJECTED: stats.num_rejected_tokens,
         Waste.BEHIND_REJECTION: stats.num_behind_rejection_tokens,
         Waste.STALE: stats.num_stale_tokens,
-        Waste.SETTLED_FIRST: 0,
-        Waste.UNVERIFIED: 0,
     }
     num_unverified = stats.num_dropped_tokens - sum(wasted.values())
     # Verdicts do not report draft tokens that the verifier still holds, or receives, after the last
@@ -174,15 +171,14 @@ def describe_answer(head: dict[str, Any], request: OpenRequest, choices: Choices
     span = current_span()
     if not span.is_recording:
         return
-    records, sampling = choices.records, request.sampling
-    stats = [record.stats for record in records]
-    num_forwards = sum(each.num_forwards for each in stats)
-    num_draft_tokens = sum(each.num_draft_tokens for each in stats)
-    num_accepted = sum(each.num_accepted_tokens for each in stats)
-    num_reused = sum(each.num_accepted_reused for each in stats)
+    records, sampling, usage = choices.records, request.sampling, choices.usage
+
+    def total(name: str) -> int:
+        return sum(getattr(record.stats, name) for record in records)
+
+    num_forwards, num_draft_tokens = total("num_forwards"), total("num_draft_tokens")
+    num_accepted = total("num_accepted_tokens")
     first = min((each.first_verdict_ns for each in records if each.first_verdict_ns), default=None)
-    outcomes = [record.outcome or "cancelled" for record in records]
-    usage = choices.usage
     span.set(
         {
             "gen_ai.operation.name": "chat",
@@ -198,7 +194,7 @@ def describe_answer(head: dict[str, Any], request: OpenRequest, choices: Choices
             "gen_ai.request.presence_penalty": sampling.presence_penalty or None,
             "gen_ai.request.frequency_penalty": sampling.frequency_penalty or None,
             "gen_ai.request.seed": sampling.seed if sampling.seed <= _MAX_INT else None,
-            "gen_ai.response.finish_reasons": outcomes,
+            "gen_ai.response.finish_reasons": [each.outcome or "cancelled" for each in records],
             "gen_ai.usage.input_tokens": usage["prompt_tokens"],
             "gen_ai.usage.output_tokens": usage["completion_tokens"],
             "gen_ai.usage.cache_read.input_tokens": usage["prompt_tokens_details"]["cached_tokens"],
@@ -213,8 +209,10 @@ def describe_answer(head: dict[str, Any], request: OpenRequest, choices: Choices
             "hippo.num_accepted_tokens": num_accepted,
             "hippo.acceptance_rate": num_accepted / num_draft_tokens if num_draft_tokens else None,
             "hippo.mean_tokens_per_forward": (
-                1 + (num_accepted + num_reused) / num_forwards if num_forwards else None
+                1 + (num_accepted + total("num_accepted_reused")) / num_forwards
+                if num_forwards
+                else None
             ),
-            "hippo.num_draft_losses": sum(each.num_draft_losses for each in stats),
+            "hippo.num_draft_losses": total("num_draft_losses"),
         }
     )

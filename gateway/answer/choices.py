@@ -52,7 +52,6 @@ class Choices:
 
     @property
     def records(self) -> list[AnswerRecord]:
-        """The records of the completions, in the order of the choices."""
         return [completion.record for completion in self.completions]
 
     @property

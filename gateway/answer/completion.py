@@ -18,10 +18,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from gateway.answer import report
-from gateway.answer.drafting import Drafting
+from gateway.answer.drafting import CopyFiles, Drafting, StreamPair
 from gateway.answer.plan import SpeculationPlan
 from gateway.answer.report import AnswerRecord
-from gateway.answer.streams import CopyFiles, StreamPair
 from gateway.answer.text import AnswerText, Piece, join_pieces
 from gateway.common.errors import INTERNAL_ERROR
 from gateway.pairs.targets import Pair, follow_first
@@ -78,12 +77,7 @@ class Completion:
         if plan.wants_draft and not has_draft:
             record.draft_problem = target.draft_problem
         self._streams = StreamPair(
-            request,
-            self._coordinator,
-            pairs[0],
-            record,
-            copy_files=copy_files,
-            timeout_s=timeout_s,
+            request, self._coordinator, pairs[0], record, copy_files, timeout_s
         )
         self._drafting = Drafting(self._streams, stall_s=draft_stall_s)
         self._news = news

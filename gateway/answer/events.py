@@ -3,24 +3,13 @@ gateway/answer/event_schemas.py declares each event."""
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any, Literal
 
-from gateway.answer.detokenizer import Detokenizer
-from gateway.answer.event_schemas import (
-    BlockEvent,
-    DraftLossEvent,
-    EventToken,
-    PrefillEvent,
-    PromptEvent,
-    SeenMedia,
-    SelectionEvent,
-    Service,
-    StreamEvent,
-    VerdictEvent,
-)
+from gateway.answer import event_schemas as schemas
 from gateway.answer.figures import ms, shown_media
+from gateway.answer.text import Detokenizer
 from gateway.pairs.token_bytes import TokenBytes
 from hippo.types import (
     Block,
@@ -34,16 +23,6 @@ from hippo.types import (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class _Proposal:
-    """A draft token: its id, the number of its block, its place there, whether it was a guess."""
-
-    token_id: int
-    block: int
-    place: int
-    is_guess: bool
-
-
 class EventLog:
     """Collects the events of one completion; ``on_event`` is called after each one."""
 
@@ -55,9 +34,9 @@ class EventLog:
         self._num_blocks = 0
         self._num_verdicts = 0
         self._epoch = 0
-        self._proposed: dict[int, _Proposal] = {}  # by completion index
-        # Tokens of branches, by completion index and id.
-        self._branched: dict[tuple[int, int], _Proposal] = {}
+        # Draft tokens, without their text: by completion index, and those of branches also by id.
+        self._proposed: dict[int, schemas.EventToken] = {}
+        self._branched: dict[tuple[int, int], schemas.EventToken] = {}
 
     def take_events(self) -> tuple[dict[str, Any], ...]:
         """Returns the events since the last call."""
@@ -65,9 +44,8 @@ class EventLog:
         self._events.clear()
         return events
 
-    def add_prompt(self, service: Service, info: PromptInfo, now_ns: int) -> None:
-        """Records that a service has read the prompt."""
-        event = PromptEvent(
+    def add_prompt(self, service: schemas.Service, info: PromptInfo, now_ns: int) -> None:
+        event = schemas.PromptEvent(
             type="prompt",
             at=self._at(now_ns),
             service=service,
@@ -80,8 +58,7 @@ class EventLog:
         self._add(event)
 
     def add_selection(self, selection: Selection, pruning: Pruning, now_ns: int) -> None:
-        """Records the target's choice of visual tokens for the draft."""
-        event = SelectionEvent(
+        event = schemas.SelectionEvent(
             type="selection",
             at=self._at(now_ns),
             strategy=pruning.strategy.value,
@@ -93,30 +70,24 @@ class EventLog:
         self._add(event)
 
     def add_draft_prefill(self, timing: Timing, now_ns: int) -> None:
-        """Records the end of the draft's prefill."""
         times = {**_device_times(timing), "vision": ms(timing.vision_ns)}
-        self._add(PrefillEvent(type="draft_prefill", at=self._at(now_ns), **times))
+        self._add(schemas.PrefillEvent(type="draft_prefill", at=self._at(now_ns), **times))
 
     def add_draft_loss(self, problem: str, now_ns: int) -> None:
-        """Records that the answer goes on without the draft."""
-        self._add(DraftLossEvent(type="draft_loss", at=self._at(now_ns), problem=problem))
+        self._add(schemas.DraftLossEvent(type="draft_loss", at=self._at(now_ns), problem=problem))
 
     def add_block(self, block: Block, now_ns: int) -> None:
-        """Records a block of draft tokens."""
-        guessed = frozenset(block.guessed_places)
         is_stale = block.epoch < self._epoch
-        if not is_stale:
-            for place, token_id in enumerate(block.token_ids):
-                self._proposed[block.start_index + place] = _Proposal(
-                    token_id, self._num_blocks, place, place in guessed
-                )
-        place = len(block.token_ids)
+        places = itertools.count()
+        for index, token_id in enumerate(block.token_ids, block.start_index):
+            proposal = self._proposal(block, index, token_id, next(places))
+            if not is_stale:
+                self._proposed[index] = proposal
         for branch in block.branches:
             for index, token_id in enumerate(branch.token_ids[1:], branch.index + 1):
-                proposal = _Proposal(token_id, self._num_blocks, place, is_guess=False)
+                proposal = self._proposal(block, index, token_id, next(places))
                 self._branched[index, token_id] = proposal
-                place += 1
-        event = BlockEvent(
+        event = schemas.BlockEvent(
             type="block",
             at=self._at(now_ns),
             block=self._num_blocks,
@@ -135,13 +106,13 @@ class EventLog:
         """Records a forward of the target, after which the answer has ``num_tokens`` tokens; the
         tokens behind them were settled after a stop string, and are left out."""
         timing = verdict.timing
-        times = _device_times(timing)
+        times, fields = _device_times(timing), schemas.VerdictEvent.model_fields
         if verdict.start_index == 0:
             times["vision"] = ms(timing.vision_ns)
             times["helper"] = ms(timing.helper_ns)
         count = max(num_tokens - verdict.start_index, 0)
         self._epoch = max(self._epoch, verdict.epoch)
-        event = VerdictEvent(
+        event = schemas.VerdictEvent(
             type="verdict",
             at=self._at(now_ns),
             forward_number=self._num_verdicts,
@@ -149,12 +120,7 @@ class EventLog:
             between=ms(timing.queue_ns),
             rows=timing.num_rows,
             num_sequences=timing.num_sequences,
-            num_draft_tokens=verdict.num_draft_tokens,
-            num_accepted_tokens=verdict.num_accepted_tokens,
-            num_reused_tokens=verdict.num_reused_tokens,
-            num_accepted_reused=verdict.num_accepted_reused,
-            is_rejection=verdict.is_rejection,
-            num_dropped_tokens=verdict.num_dropped_tokens,
+            **{name: getattr(verdict, name) for name in fields if hasattr(verdict, name)},
             tokens=[
                 self._token(verdict, place, is_last=place + 1 == count)
                 for place in range(min(count, len(verdict.token_ids)))
@@ -164,28 +130,31 @@ class EventLog:
         self._num_verdicts += 1
         self._add(event)
 
-    def _token(self, verdict: Verdict, place: int, *, is_last: bool) -> EventToken:
+    def _proposal(self, block: Block, index: int, token_id: int, place: int) -> schemas.EventToken:
+        source: Literal["guess", "draft"] = "guess" if place in block.guessed_places else "draft"
+        return schemas.EventToken(
+            id=token_id, text="", index=index, source=source, block=self._num_blocks, place=place
+        )
+
+    def _token(self, verdict: Verdict, place: int, *, is_last: bool) -> schemas.EventToken:
         index, token_id = verdict.start_index + place, verdict.token_ids[place]
         is_end = verdict.finish_reason is FinishReason.STOP and place + 1 == len(verdict.token_ids)
-        text = "" if is_end else self._detokenizer.add_tokens((token_id,))
+        text = "" if is_end else self._detokenizer.add_token(token_id)
         if is_last and verdict.finish_reason is not None:
             text += self._detokenizer.flush_text()
-        token = EventToken(id=token_id, text=text, index=index, source="target")
         proposal = self._proposed.pop(index, None)
         if place >= verdict.num_accepted_tokens + verdict.num_accepted_reused:
-            return token
-        token.source = "draft"
-        if proposal is None or proposal.token_id != token_id:
+            return schemas.EventToken(id=token_id, text=text, index=index, source="target")
+        if proposal is None or proposal.id != token_id:
             proposal = self._branched.get((index, token_id))
-        if proposal is not None:
-            token.source = "guess" if proposal.is_guess else "draft"
-            token.block, token.place = proposal.block, proposal.place
-        return token
+        if proposal is None:
+            return schemas.EventToken(id=token_id, text=text, index=index, source="draft")
+        return proposal.model_copy(update={"text": text})
 
     def _at(self, now_ns: int) -> float:
         return ms(now_ns - self._received_ns)
 
-    def _add(self, event: StreamEvent) -> None:
+    def _add(self, event: schemas.StreamEvent) -> None:
         self._events.append(event.model_dump(exclude_unset=True))
         self._on_event()
 
@@ -206,6 +175,7 @@ def _mode(verdict: Verdict) -> Literal["prefill", "optimistic", "conservative", 
     return "conservative" if verdict.is_conservative else "optimistic"
 
 
-def _seen(item: MediaUse) -> SeenMedia:
+def _seen(item: MediaUse) -> schemas.SeenMedia:
     seconds = [round(second, 3) for second in item.frame_seconds]
-    return SeenMedia(**shown_media(item), grid=list(item.visual_grid), frame_seconds=seconds)
+    shown = shown_media(item)
+    return schemas.SeenMedia(**shown, grid=list(item.visual_grid), frame_seconds=seconds)

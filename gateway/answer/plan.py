@@ -31,5 +31,4 @@ class SpeculationPlan:
 
     @property
     def wants_draft(self) -> bool:
-        """Whether the policy uses a draft."""
         return self.policy_name != "off"

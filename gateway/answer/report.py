@@ -111,7 +111,6 @@ class AnswerRecord:
     events: EventLog | None = None
 
     def add_prompt(self, service: Service, info: PromptInfo, now_ns: int) -> None:
-        """Records that a service has read the prompt."""
         if service == "target":
             self.target_prompt = info
         else:
@@ -120,19 +119,16 @@ class AnswerRecord:
             self.events.add_prompt(service, info, now_ns)
 
     def add_selection(self, selection: Selection, pruning: Pruning, now_ns: int) -> None:
-        """Records the target's choice of visual tokens."""
         self.selection = selection
         if self.events is not None:
             self.events.add_selection(selection, pruning, now_ns)
 
     def add_draft_prefill(self, timing: Timing, now_ns: int) -> None:
-        """Records the end of the draft's prefill."""
         self.draft_prefill = timing
         if self.events is not None:
             self.events.add_draft_prefill(timing, now_ns)
 
     def add_draft_loss(self, problem: str, now_ns: int) -> None:
-        """Records why the answer goes on without the draft."""
         self.draft_problem = problem
         if self.events is not None:
             self.events.add_draft_loss(problem, now_ns)
@@ -146,11 +142,8 @@ class AnswerRecord:
         else:
             duration_ns = now_ns - self.last_verdict_ns
             self.intervals_ns.append(duration_ns)
-            if (
-                is_alone
-                and self.was_alone
-                and not (verdict.num_draft_tokens or verdict.num_reused_tokens)
-            ):
+            has_verified = verdict.num_draft_tokens or verdict.num_reused_tokens
+            if is_alone and self.was_alone and not has_verified:
                 context_length = verdict.timing.context_length
                 sums = self.alone_steps.setdefault(context_range(context_length), OneRowTimes())
                 sums.add_step(duration_ns, context_length)
@@ -162,7 +155,6 @@ class AnswerRecord:
             self.events.add_verdict(verdict, now_ns, num_tokens=self.num_completion_tokens)
 
     def add_block(self, block: Block, now_ns: int) -> None:
-        """Records a block of draft tokens."""
         self.first_block_ns = self.first_block_ns or now_ns
         if self.timeline is not None:
             self.timeline.blocks.append((now_ns, block))
@@ -185,7 +177,7 @@ class AnswerRecord:
 
     @property
     def num_prompt_tokens(self) -> int:
-        """Number of prompt tokens; 0 before the target has read the prompt."""
+        """0 before the target has read the prompt."""
         return self.target_prompt.num_prompt_tokens if self.target_prompt is not None else 0
 
     @property
@@ -205,7 +197,6 @@ class AnswerRecord:
 
     @property
     def mean_context_length(self) -> int:
-        """Mean context length during decoding."""
         return self.num_prompt_tokens + self.num_completion_tokens // 2
 
     def baseline_ns(self, baseline: Baseline) -> float | None:
@@ -213,7 +204,7 @@ class AnswerRecord:
         measurements or all tokens of the answer came at once."""
         if not baseline.is_known or self.num_completion_tokens < 2 or self.decode_ns <= 0:
             return None
-        return baseline.decode_ns(self.num_completion_tokens, self.mean_context_length)
+        return (self.num_completion_tokens - 1) * baseline.step_ns(self.mean_context_length)
 
     @property
     def transport_ns(self) -> int:
@@ -305,10 +296,10 @@ def _timings(record: AnswerRecord) -> Timings:
         target_forward=ms(stats.forward_ns),
         target_step=ms(stats.one_row_ns / num_alone) if num_alone else None,
         draft_step=ms(stats.draft_step_ns) if stats.draft_step_ns else None,
+        transport_per_round=ms(record.transport_ns / num_forwards) if num_forwards else None,
         target_wait=ms(stats.target_wait_ns),
         draft_wait=ms(stats.draft_wait_ns),
         optimistic=ms(stats.optimistic_ns),
         conservative=ms(stats.conservative_ns),
         target_only=ms(stats.target_only_ns),
-        transport_per_round=ms(record.transport_ns / num_forwards) if num_forwards else None,
     )

@@ -3,18 +3,92 @@ log-probabilities of its tokens in OpenAI's shape."""
 
 from __future__ import annotations
 
+import codecs
 from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from gateway.answer.detokenizer import Detokenizer, StopStrings
 from gateway.pairs.token_bytes import TokenBytes
 from hippo.errors import IncompatiblePairError
 from hippo.types import FinishReason, TokenLogprobs, Verdict
 
 # For a token that the model rules out, as in OpenAI and vLLM: JSON has no minus infinity.
 LEAST_LOGPROB = -9999.0
+
+
+class Detokenizer:
+    """Decodes one completion incrementally; special tokens are left out.
+
+    A character whose bytes are split across tokens is returned with its last token, and bytes that
+    form no character are returned as U+FFFD.
+    """
+
+    def __init__(self, tokens: TokenBytes) -> None:
+        self._tokens = tokens
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        self.has_begun = False  # whether a token that is not special has come
+
+    def add_token(self, token_id: int) -> str:
+        """Appends an id and returns the text that later ids cannot change."""
+        if token_id in self._tokens.special_ids:
+            return ""
+        data = self._tokens.of_token(token_id, is_first=not self.has_begun)
+        self.has_begun = True
+        return self._decoder.decode(data)
+
+    def flush_text(self) -> str:
+        """Returns U+FFFD if the bytes of the last character are not complete, and otherwise ""."""
+        return self._decoder.decode(b"", final=True)
+
+
+class StopStrings:
+    """Cuts a text, given in pieces, before the stop string that is complete first."""
+
+    def __init__(self, stops: Sequence[str]) -> None:
+        self._stops = tuple(stops)
+        self._held = ""
+        self._num_passed = 0  # a match must end after this many characters of _held
+        self.matched: str | None = None
+
+    def add_piece(self, piece: str, *, can_match: bool = True) -> str:
+        """Appends a piece and returns the text that is certainly not part of a stop string.
+
+        Returns "" after a match. A match may begin, but not end, in a piece without ``can_match``.
+        """
+        if not self._stops:
+            return piece
+        if self.matched is not None:
+            return ""
+        text = self._held + piece
+        if not can_match:
+            self._num_passed = len(text)
+        # The stop string that ends first counts, so that the result is independent of the pieces.
+        found = [
+            (at + len(stop), at, stop)
+            for stop in self._stops
+            if (at := text.find(stop, max(0, self._num_passed - len(stop) + 1))) >= 0
+        ]
+        if found:
+            _, at, self.matched = min(found)
+            self._held = ""
+            return text[:at]
+        num_out = len(text) - max(self._overlap(text, stop) for stop in self._stops)
+        self._held = text[num_out:]
+        self._num_passed = max(0, self._num_passed - num_out)
+        return text[:num_out]
+
+    def flush_text(self) -> str:
+        """Returns the text that was held back as a possible beginning of a stop string; nothing
+        after a match."""
+        held, self._held = self._held, ""
+        return held
+
+    @staticmethod
+    def _overlap(text: str, stop: str) -> int:
+        """Returns the length of the longest suffix of ``text`` that is a prefix of ``stop``."""
+        lengths = range(min(len(text), len(stop) - 1), 0, -1)
+        return next((length for length in lengths if text.endswith(stop[:length])), 0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +104,6 @@ class Piece:
 
 
 def join_pieces(pieces: Sequence[Piece]) -> Piece:
-    """Returns the concatenation of all pieces."""
     return Piece(
         "".join(piece.text for piece in pieces),
         tuple(entry for piece in pieces for entry in piece.logprobs),
@@ -96,7 +169,7 @@ class AnswerText:
             if self._has_logprobs:
                 entry = self._entry(token_id, verdict.logprobs[place])
                 self._entries.append((self._num_decoded, entry))
-            piece = self._detokenizer.add_tokens((token_id,))
+            piece = self._detokenizer.add_token(token_id)
             self._num_decoded += len(piece)
             yield self._cut_at_stop(piece)
         if verdict.finish_reason is not None:

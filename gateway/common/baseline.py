@@ -27,14 +27,12 @@ class OneRowTimes:
     total_context: int = 0
 
     def add_step(self, duration_ns: int, context_length: int) -> None:
-        """Adds one step."""
         self.num_steps += 1
         self.total_ns += duration_ns
         self.total_context += context_length
 
 
-StepsByContext = dict[int, OneRowTimes]
-"""Sums by index of the range of context lengths; ``context_range`` returns the index."""
+StepsByContext = dict[int, OneRowTimes]  # the key is a ``context_range``
 
 
 def context_range(context_length: int) -> int:
@@ -50,23 +48,25 @@ class _Mean:
 
 
 class Baseline:
-    """Running means of target-only step times, by context length."""
+    """Running means of target-only step times, by context length.
 
-    def __init__(self) -> None:
-        self._means: dict[int, _Mean] = {}
+    To measure them, the first eligible request is run target-only, then an evenly spread ``share``,
+    and one more for each range of context lengths that has answers but no measurements; with a
+    share of 0, none.
+    """
+
+    def __init__(self, share: float = 0.0) -> None:
+        self._means: dict[int, _Mean] = {}  # by ``context_range``
         self.learnt_ns = 0  # time of the latest measurement
+        self._share = share
+        self._credit = 1.0  # the first request is chosen
+        self._asked_for: set[int] = set()
 
     @property
     def is_known(self) -> bool:
-        """Whether any step was measured."""
         return bool(self._means)
 
-    def is_known_at(self, context_length: int) -> bool:
-        """Whether steps were measured in the range that holds ``context_length``."""
-        return context_range(context_length) in self._means
-
     def learn_steps(self, steps: StepsByContext, now_ns: int) -> None:
-        """Adds the target-only steps of one answer to the means."""
         for index, sums in steps.items():
             mean = self._means.setdefault(index, _Mean())
             mean.weight = min(mean.weight + sums.num_steps, _MEMORY_STEPS)
@@ -86,28 +86,10 @@ class Baseline:
                 return shorter.step_ns + share * (longer.step_ns - shorter.step_ns)
         return (means[0] if context_length < means[0].context else means[-1]).step_ns
 
-    def decode_ns(self, num_tokens: int, mean_context_length: float) -> float:
-        """Returns the time from the first to the last of ``num_tokens``; 0 for fewer than two."""
-        return max(num_tokens - 1, 0) * self.step_ns(mean_context_length)
-
     def known_steps(self) -> list[tuple[str, float]]:
         """Returns (upper bound of the context length, seconds per step) for each measured range."""
         bounds = [*map(str, CONTEXT_BOUNDS), "+Inf"]
         return [(bounds[i], self._means[i].step_ns / 1e9) for i in sorted(self._means)]
-
-
-class Calibration:
-    """Chooses the requests that are run target-only to measure the baseline.
-
-    Calibration chooses the first eligible request, then an evenly spread ``share``, and one more
-    for each range of context lengths that has answers but no measurements; with a share of 0, none.
-    """
-
-    def __init__(self, share: float, baseline: Baseline) -> None:
-        self._share = share
-        self._baseline = baseline
-        self._credit = 1.0  # the first request is chosen
-        self._asked_for: set[int] = set()
 
     def is_due(self, max_tokens: int) -> bool:
         """Returns whether to run a request target-only; call it once for each eligible request."""
@@ -122,6 +104,6 @@ class Calibration:
     def note_context_length(self, context_length: int) -> None:
         """Schedules a measurement if an answer had this context length and none exists there."""
         index = context_range(context_length)
-        if index not in self._asked_for and not self._baseline.is_known_at(context_length):
+        if index not in self._asked_for and index not in self._means:
             self._asked_for.add(index)
             self._credit += 1

@@ -62,6 +62,5 @@ class Holding:
         self.num_bytes += num_bytes
 
     def release(self) -> None:
-        """Gives everything back."""
         self._budget.give_back(self._client, self._num_counted)
         self.num_bytes = self._num_counted = 0

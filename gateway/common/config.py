@@ -8,6 +8,7 @@ from typing import Literal
 
 import httpx
 
+from gateway.common.keys import Limits
 from hippo.base.config import ProcessSettings, SettingsError, check_ranges, flag, setting
 from hippo.base.local_files import check_directories
 from hippo.base.validation import MAX_TEMPERATURE
@@ -17,11 +18,6 @@ from hippo.speculation.policies import DEFAULT_GAMMA, MAX_DRAFT_TOKENS, POLICY_N
 from hippo.types import MIN_VISUAL_TOKENS, PRUNING_RATIO, PruningStrategy
 
 ENV_PREFIX = "HIPPO_GATEWAY"
-_KEY_LIMITS = (
-    "key_requests_per_minute",
-    "key_concurrent_requests",
-    "key_visual_tokens_per_minute",
-)
 PRUNING_STRATEGIES = tuple(strategy.value for strategy in PruningStrategy)
 
 
@@ -214,19 +210,13 @@ class GatewaySettings(ProcessSettings):
     def __post_init__(self) -> None:
         """Raises SettingsError for values that cannot work."""
         check_ranges(self)
-        strategies = self.allowed_pruning_strategies
-        self._require(
-            set(strategies) <= set(PRUNING_STRATEGIES),
-            "--allowed-pruning-strategies",
-            f"some of {', '.join(PRUNING_STRATEGIES)}",
-        )
-        self._require(
-            self.pruning_strategy in strategies,
-            "--allowed-pruning-strategies",
-            f"the default {self.pruning_strategy} (--pruning-strategy) among them",
-        )
+        strategies, option = self.allowed_pruning_strategies, "--allowed-pruning-strategies"
+        known = f"some of {', '.join(PRUNING_STRATEGIES)}"
+        default = f"the default {self.pruning_strategy} (--pruning-strategy) among them"
+        self._require(set(strategies) <= set(PRUNING_STRATEGIES), option, known)
+        self._require(self.pruning_strategy in strategies, option, default)
         for name in self.allowed_hosts:
-            is_name = name == "*" or re.fullmatch(r"(\*\.)?[^\s/:*]+", name)
+            is_name = re.fullmatch(r"\*|(\*\.)?[^\s/:*]+", name)
             self._require(is_name, "--allowed-hosts", "names such as hippo.example.com")
         for name in self.allowed_media_domains:
             is_host = _is_host(name.rstrip(".").removeprefix("*."))
@@ -237,16 +227,18 @@ class GatewaySettings(ProcessSettings):
                 self._require(is_address, option, f"host:port, not {address!r}")
             self._require(len(set(addresses)) == len(addresses), option, "each address once")
         self._require(self.target, "--target", "host:port")
-        self._check_tls()
+        if (tls := self.tls) is not None:
+            try:
+                tls.channel_credentials()
+            except InvalidRequestError as error:
+                raise SettingsError(f"--services-tls: {error.message}") from None
         has_keys = self.api_keys or self.api_keys_file
-        for name in _KEY_LIMITS:
-            self._require(
-                has_keys or not getattr(self, name),
-                flag(name),
-                "API keys beside it (--api-keys, --api-keys-file)",
-            )
+        for name in Limits.model_fields:
+            is_fine = has_keys or not getattr(self, f"key_{name}")
+            expected = "API keys beside it (--api-keys, --api-keys-file)"
+            self._require(is_fine, flag(f"key_{name}"), expected)
         for origin in self.cors_origins:
-            is_origin = origin == "*" or re.fullmatch(r"https?://[^/\s]+", origin)
+            is_origin = re.fullmatch(r"\*|https?://[^/\s]+", origin)
             self._require(is_origin, "--cors-origins", "origins such as https://app.example")
         for name in ("upload_dir", "page_samples"):
             check_directories(filter(None, [getattr(self, name)]), flag(name))
@@ -265,22 +257,11 @@ class GatewaySettings(ProcessSettings):
     @property
     def tls(self) -> TlsFiles | None:
         """TLS files for connections to the services; None: connections without TLS."""
-        if not self.services_tls:
-            return None
-        return TlsFiles(
-            cert=self.services_tls_cert, key=self.services_tls_key, ca=self.services_tls_ca
-        )
-
-    def _check_tls(self) -> None:
-        files = (self.services_tls_ca, self.services_tls_cert, self.services_tls_key)
-        self._require(
-            self.services_tls or not any(files), "--services-tls-*", "--services-tls with them"
-        )
-        if self.tls is not None:
-            try:
-                self.tls.channel_credentials()
-            except InvalidRequestError as error:
-                raise SettingsError(f"--services-tls: {error.message}") from None
+        files = (self.services_tls_cert, self.services_tls_key, self.services_tls_ca)
+        if self.services_tls:
+            return TlsFiles(*files)
+        self._require(not any(files), "--services-tls-*", "--services-tls with them")
+        return None
 
     @staticmethod
     def _require(holds: object, option: str, expected: str) -> None:

@@ -83,24 +83,27 @@ class RefusedError(HTTPException):
 
     def response(self) -> JSONResponse:
         """Returns the answer; the connection is closed, because a body may still be coming."""
-        body = error_body(str(self.detail), type_name=self.type_name, code=self.code)
+        body = error_body(str(self.detail), self.code, type_name=self.type_name)
         return JSONResponse(body, status_code=self.status_code, headers=self.headers)
 
 
 def error_body(
-    message: str, *, type_name: str, param: str | None = None, code: str | None = None
+    message: str,
+    code: str | None,
+    *,
+    type_name: str = "invalid_request_error",
+    param: str | None = None,
 ) -> dict[str, Any]:
     """Returns OpenAI's error object."""
     return {"error": {"message": message, "type": type_name, "param": param, "code": code}}
 
 
 def describe_error(error: HippoError) -> dict[str, Any]:
-    """Returns the error object for a HippoError."""
     code = next((_CODES[kind] for kind in type(error).__mro__ if kind in _CODES), None)
     message = error.message
     if isinstance(error, UnavailableError | IncompatiblePairError):
         message = without_addresses(message)
-    return error_body(message, type_name=error.type_name, param=error.param, code=code)
+    return error_body(message, code, type_name=error.type_name, param=error.param)
 
 
 def without_addresses(message: str) -> str:
@@ -115,8 +118,7 @@ def install_error_handlers(app: FastAPI) -> None:
     app.add_exception_handler(HTTPException, _on_http_error)
 
 
-async def _on_hippo_error(request: Request, error: Exception) -> JSONResponse:
-    assert isinstance(error, HippoError)
+async def _on_hippo_error(request: Request, error: Any) -> JSONResponse:
     return error_response(error, path=request.url.path)
 
 
@@ -132,17 +134,12 @@ def error_response(error: HippoError, *, path: str) -> JSONResponse:
     return JSONResponse(describe_error(error), status_code=error.http_status, headers=headers)
 
 
-async def _on_validation_error(request: Request, error: Exception) -> JSONResponse:
-    assert isinstance(error, RequestValidationError)
+async def _on_validation_error(request: Request, error: Any) -> JSONResponse:
     message, param = _explain(error.errors(), request)
-    return JSONResponse(
-        error_body(message, type_name="invalid_request_error", param=param, code="invalid_value"),
-        status_code=400,
-    )
+    return JSONResponse(error_body(message, "invalid_value", param=param), status_code=400)
 
 
-async def _on_http_error(request: Request, error: Exception) -> JSONResponse:
-    assert isinstance(error, HTTPException)
+async def _on_http_error(request: Request, error: Any) -> JSONResponse:
     if isinstance(error, RefusedError):
         return error.response()
     message, code = str(error.detail), None
@@ -152,7 +149,7 @@ async def _on_http_error(request: Request, error: Exception) -> JSONResponse:
         allowed = (error.headers or {}).get("Allow", "")
         message = f"{request.method} does not fit {request.url.path}; allowed: {allowed}"
         code = "method_not_allowed"
-    body = error_body(message, type_name="invalid_request_error", code=code)
+    body = error_body(message, code)
     return JSONResponse(body, status_code=error.status_code, headers=error.headers)
 
 

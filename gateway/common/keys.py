@@ -186,11 +186,8 @@ class Keyring:
     def find(self, key: str) -> Allowance | None:
         """Returns the key's allowance, None for an unknown key; takes equally long for all keys."""
         given = hashlib.sha256(key.encode()).digest()
-        found = None
-        for digest, allowance in self._allowances.items():
-            if hmac.compare_digest(digest, given):
-                found = allowance
-        return found
+        found = [each for each in self._allowances if hmac.compare_digest(each, given)]
+        return self._allowances[found[0]] if found else None
 
 
 def load_keyring(keys: Sequence[str], path: str, limits: Limits) -> Keyring:
@@ -200,18 +197,16 @@ def load_keyring(keys: Sequence[str], path: str, limits: Limits) -> Keyring:
     never shows a key.
     """
     allowances: dict[bytes, Allowance] = {}
-    names: set[str] = set()
 
     def add(name: str, digest: bytes, own: Limits) -> None:
         if not _NAME.fullmatch(name):
             raise SettingsError(
                 f"API key name {name!r}: expected 1 to 64 letters, digits or any of . _ @ -"
             )
-        if name in names:
+        if name in (each.name for each in allowances.values()):
             raise SettingsError(f"API key name {name!r} is given twice")
         if digest in allowances:
             raise SettingsError(f"API keys {allowances[digest].name!r} and {name!r} are the same")
-        names.add(name)
         allowances[digest] = Allowance(name, own)
 
     for number, given in enumerate(keys, 1):

@@ -23,6 +23,7 @@ from hippo.metrics import gateway as own
 from hippo.metrics import vllm
 from hippo.metrics.spec import Metric, collector
 from hippo.types import PROTOCOL_VERSION
+from hippo.version import distribution_version
 
 
 class ModelMetrics:
@@ -46,7 +47,7 @@ class GatewayMetrics:
     Use it on the event loop only. ``max_draft_tokens`` bounds the label ``position``.
     """
 
-    def __init__(self, *, max_draft_tokens: int, version: str) -> None:
+    def __init__(self, *, max_draft_tokens: int) -> None:
         self._max_draft_tokens = max_draft_tokens
         self._models: dict[str, ModelMetrics] = {}
         # `vllm bench serve` finds counters by a part of their names, and would add the time stamps
@@ -58,7 +59,7 @@ class GatewayMetrics:
             for metric in (*own.GATEWAY_METRICS, *vllm.VLLM_METRICS)
             if metric is not vllm.TIME_PER_OUTPUT_TOKEN
         }
-        self[own.BUILD_INFO].labels(version, str(PROTOCOL_VERSION)).set(1)
+        self[own.BUILD_INFO].labels(distribution_version(), str(PROTOCOL_VERSION)).set(1)
         registry.register(_OlderName(self[vllm.INTER_TOKEN_LATENCY]))
         ProcessCollector(registry=registry)
 

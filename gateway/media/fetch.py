@@ -16,31 +16,25 @@ from hippo.errors import ForbiddenError, MediaError
 from hippo.version import ADDRESS, distribution_version
 
 _MAX_REDIRECTS = 3
-_DEFAULT_PORTS = {"http": 80, "https": 443}
 _COMPRESSED = ("gzip", "x-gzip", "deflate", "br", "zstd", "compress", "x-compress")
 _NAT64 = ipaddress.ip_network("64:ff9b::/96")
 # What ``is_global`` of Python 3.11 to 3.14 does not exclude everywhere.
-_NOT_PUBLIC = tuple(
-    map(
-        ipaddress.ip_network,
-        (
-            "::/96",  # IPv4-compatible, RFC 4291
-            "::ffff:0:0/96",  # IPv4-mapped
-            "::ffff:0:0:0/96",  # IPv4-translated, RFC 2765
-            "64:ff9b:1::/48",  # NAT64 of the local network, RFC 8215
-            "2001::/32",  # Teredo
-            "2002::/16",  # 6to4
-            "3fff::/20",  # documentation, RFC 9637
-            "5f00::/16",  # segment routing, RFC 9602
-            "fec0::/10",  # site-local, RFC 3879
-            "192.0.0.0/24",  # for protocols, RFC 6890
-            "192.88.99.0/24",  # 6to4 relays, RFC 7526
-        ),
+_NOT_PUBLIC = [
+    ipaddress.ip_network(each)
+    for each in (
+        "::/96",  # IPv4-compatible, RFC 4291
+        "::ffff:0:0/96",  # IPv4-mapped
+        "::ffff:0:0:0/96",  # IPv4-translated, RFC 2765
+        "64:ff9b:1::/48",  # NAT64 of the local network, RFC 8215
+        "2001::/32",  # Teredo
+        "2002::/16",  # 6to4
+        "3fff::/20",  # documentation, RFC 9637
+        "5f00::/16",  # segment routing, RFC 9602
+        "fec0::/10",  # site-local, RFC 3879
+        "192.0.0.0/24",  # for protocols, RFC 6890
+        "192.88.99.0/24",  # 6to4 relays, RFC 7526
     )
-)
-# Connections are not reused: httpx pools them by address, one address can serve several host names,
-# and the certificate was checked for the first name only.
-_LIMITS = httpx.Limits(max_connections=100, max_keepalive_connections=0)
+]
 
 
 class UrlFetcher:
@@ -53,9 +47,9 @@ class UrlFetcher:
     """
 
     def __init__(self, settings: GatewaySettings) -> None:
-        # In the ASCII form (IDNA) that DNS and certificates use.
+        # In the ASCII form (IDNA) that DNS and certificates use; a dot first stands for subdomains.
         self._allowed_domains = tuple(
-            "*." * each.startswith("*.") + httpx.URL(host=each.removeprefix("*.")).raw_host.decode()
+            "." * each.startswith("*.") + httpx.URL(host=each.removeprefix("*.")).raw_host.decode()
             for each in (domain.rstrip(".") for domain in settings.allowed_media_domains)
         )
         self._schemes = ("https", "http") if settings.allow_http_media else ("https",)
@@ -95,39 +89,35 @@ class UrlFetcher:
         raise MediaError(f"the URL redirects more than {_MAX_REDIRECTS} times")
 
     async def close(self) -> None:
-        """Closes open connections."""
         if self._client is not None:
             await self._client.aclose()
 
     async def _fetch_hop(self, url: httpx.URL, count_bytes: Callable[[int], None]) -> bytes | str:
         """Returns the body (bytes), or the location of a redirect (str)."""
         host = self._checked_host(url)
-        port = url.port or _DEFAULT_PORTS[url.scheme]
-        address = await self._resolve(host, port)
+        address = await self._resolve(host)
         if self._client is None:
             # trust_env: proxies and credentials of the environment are not for clients' URLs.
             # The jar takes no cookie: one client's fetch must not change another's.
+            # Connections are not reused: httpx pools them by address, one address can serve several
+            # host names, and the certificate was checked for the first name only.
             self._client = httpx.AsyncClient(
-                follow_redirects=False,
                 trust_env=False,
                 timeout=self._timeout_s,
-                limits=_LIMITS,
+                limits=httpx.Limits(max_connections=100, max_keepalive_connections=0),
                 cookies=CookieJar(DefaultCookiePolicy(allowed_domains=())),
             )
-        request = self._client.build_request(
+        async with self._client.stream(
             "GET",
             url.copy_with(host=address),
             headers={
                 "Host": url.copy_with(host=host).netloc.decode(),
                 "User-Agent": f"hippo/{distribution_version()} (+{ADDRESS})",
-                "Accept": "*/*",
                 "Accept-Encoding": "identity",  # videos are compressed already
             },
             # The certificate is checked for the host name, not for the address.
             extensions={"sni_hostname": host} if url.scheme == "https" else None,
-        )
-        response = await self._client.send(request, stream=True)
-        try:
+        ) as response:
             if response.has_redirect_location:
                 return response.headers["location"]
             if response.status_code != 200:
@@ -149,8 +139,6 @@ class UrlFetcher:
                 if len(body) > self._max_bytes:
                     raise too_large("URL's file", self._max_bytes)
             return bytes(body)
-        finally:
-            await response.aclose()
 
     def _checked_host(self, url: httpx.URL) -> str:
         """Returns the host's name in ASCII; raises ForbiddenError for a URL that is not allowed."""
@@ -164,23 +152,20 @@ class UrlFetcher:
         if url.userinfo:
             raise ForbiddenError("the URL holds credentials; this server sends none")
         host = url.raw_host.decode().rstrip(".")
-        if not any(_matches(host, domain) for domain in self._allowed_domains):
+        domains = self._allowed_domains
+        if not any(host == each or (each[0] == "." and host.endswith(each)) for each in domains):
             raise ForbiddenError(f"the URL's host {host!r} is not on this server's list")
         return host
 
-    async def _resolve(self, host: str, port: int) -> str:
+    async def _resolve(self, host: str) -> str:
         loop = asyncio.get_running_loop()
         try:
-            found = await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+            found = await loop.getaddrinfo(host, None, type=socket.SOCK_STREAM)
         except (OSError, UnicodeError):
             raise MediaError(f"the URL's host {host!r} cannot be resolved") from None
         addresses = [str(sockaddr[0]) for *_, sockaddr in found]
-        if not self._allow_private_addresses:
-            for address in addresses:
-                if not is_public_address(address):
-                    raise ForbiddenError(
-                        f"the URL's host {host!r} has an address that is not public"
-                    )
+        if not (self._allow_private_addresses or all(map(is_public_address, addresses))):
+            raise ForbiddenError(f"the URL's host {host!r} has an address that is not public")
         return addresses[0]
 
 
@@ -199,9 +184,3 @@ def is_public_address(address: str) -> bool:
     if any(parsed in network for network in _NOT_PUBLIC):
         return False
     return parsed.is_global and not parsed.is_multicast
-
-
-def _matches(host: str, domain: str) -> bool:
-    if domain.startswith("*."):
-        return host.endswith(domain[1:])
-    return host == domain

@@ -10,8 +10,8 @@ import asyncio
 import base64
 import binascii
 import re
-from collections.abc import Collection, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
@@ -95,30 +95,6 @@ class MediaSource:
         return self.kind is MediaKind.VIDEO and is_listed
 
 
-class MemoryRoom:
-    """Counts the media bytes of one request in memory, up to ``max_bytes``, as held by it."""
-
-    def __init__(self, max_bytes: int, holding: Holding) -> None:
-        self._max_bytes = max_bytes
-        self._num_left = max_bytes
-        self._holding = holding
-
-    def take(self, num_bytes: int, *, is_new: bool = True) -> None:
-        """Counts bytes, as held unless they are not new. Raises MediaError if there are more than
-        one request may have, MemoryFullError if there is no room for them beside other requests.
-        """
-        self._num_left -= num_bytes
-        if self._num_left < 0:
-            raise MediaError(
-                f"the request's media take more than {self._max_bytes} bytes, the most that this "
-                "server copies to its models for one request (--max-message-mib): name a file in a "
-                "directory that the services open themselves (--allowed-local-media-path), or send "
-                "less"
-            )
-        if is_new:
-            self._holding.take(num_bytes)
-
-
 class MediaReader:
     """Reads media within the operator's limits. Errors name the field at fault."""
 
@@ -131,7 +107,6 @@ class MediaReader:
         self._max_copied_bytes = settings.max_message_bytes
 
     async def close(self) -> None:
-        """Closes open connections."""
         await self._fetcher.close()
 
     async def read_media(
@@ -143,11 +118,11 @@ class MediaReader:
         Raises MediaError for an unreadable or too large item, ForbiddenError for a URL or path that
         is not allowed, NotFoundError for an unknown upload.
         """
-        room = MemoryRoom(self._max_copied_bytes, holding)
+        take = self._counting(holding)
 
         async def read(source: MediaSource) -> Media:
             with span("read_media", attributes={"hippo.media_kind": source.kind.value}):
-                return await self._read_one(source, owner, room)
+                return await self._read_one(source, owner, take)
 
         return tuple(await gather_or_cancel(map(read, sources)))
 
@@ -163,8 +138,7 @@ class MediaReader:
         default all files are copied. Raises MediaError for a file that is gone or too large for a
         message, with the item as ``param``.
         """
-        room = MemoryRoom(self._max_copied_bytes, holding)
-        room.take(sum(len(item.data) for item in media), is_new=False)
+        take = self._counting(holding, sum(len(item.data) for item in media))
         copied = []
         for index, item in enumerate(media):
             path = Path(item.path)
@@ -175,7 +149,7 @@ class MediaReader:
             )
             if item.path and not is_opened:
                 try:
-                    room.take(item.num_bytes)
+                    take(item.num_bytes)
                     data = await asyncio.to_thread(self._read_file, item)
                 except MediaError as error:
                     raise MediaError(error.message, param=f"media[{index}]") from None
@@ -183,19 +157,41 @@ class MediaReader:
             copied.append(item)
         return tuple(copied)
 
-    async def _read_one(self, source: MediaSource, owner: str | None, room: MemoryRoom) -> Media:
+    def _counting(self, holding: Holding, num_before: int = 0) -> Callable[[int], None]:
+        """Returns a function that counts further bytes in memory, as held by the request, which has
+        ``num_before``. It raises MediaError if one request may not have as many, MemoryFullError if
+        there is no room for them beside other requests."""
+        num_left = self._max_copied_bytes - num_before
+
+        def take(num_bytes: int) -> None:
+            nonlocal num_left
+            num_left -= num_bytes
+            if num_left < 0:
+                raise MediaError(
+                    f"the request's media take more than {self._max_copied_bytes} bytes, the most "
+                    "that this server copies to its models for one request (--max-message-mib): "
+                    "name a file in a directory that the services open themselves "
+                    "(--allowed-local-media-path), or send less"
+                )
+            holding.take(num_bytes)
+
+        return take
+
+    async def _read_one(
+        self, source: MediaSource, owner: str | None, take: Callable[[int], None]
+    ) -> Media:
         scheme = ""
         if found := _SCHEME.match(source.url):
             scheme, source = found[1].lower(), replace(source, url=source.url.strip())
         try:
             if scheme == "data":
                 data = await asyncio.to_thread(self._decode_data_url, source)
-                room.take(len(data))
+                take(len(data))
                 media = Media(source.kind, data)
             elif scheme in ("http", "https"):
-                media = Media(source.kind, await self._fetcher.fetch_url(source.url, room.take))
+                media = Media(source.kind, await self._fetcher.fetch_url(source.url, take))
             elif is_upload_id(source.url) and source.kind is MediaKind.VIDEO:
-                path = self._uploads.path(source.url, owner)
+                path = str(self._uploads.folder / self._uploads.get(source.url, owner).video_id)
                 media = await asyncio.to_thread(self._find_file, source.kind, path, self._all_files)
             elif scheme == "file" or source.url.startswith("/"):
                 path = self._allowed_path(source.url)
@@ -272,23 +268,21 @@ class MediaReader:
             return file.read(item.num_bytes)
 
 
+@dataclass(slots=True)
 class CopiedFiles:
     """The media of one request with the bytes of their files, which are read once for all its
     choices."""
 
-    def __init__(self, reader: MediaReader, media: Sequence[Media], holding: Holding) -> None:
-        self._reader = reader
-        self._media = media
-        self._holding = holding
-        self._copied: tuple[Media, ...] | None = None
-        self._reading = asyncio.Lock()
+    reader: MediaReader
+    media: tuple[Media, ...]
+    holding: Holding
+    _reading: asyncio.Lock = field(default_factory=asyncio.Lock)
 
     async def read(self) -> tuple[Media, ...]:
         """Returns the media; raises as ``MediaReader.copy_files`` does."""
         async with self._reading:
-            if self._copied is None:
-                self._copied = await self._reader.copy_files(self._media, self._holding)
-            return self._copied
+            self.media = await self.reader.copy_files(self.media, self.holding)
+            return self.media
 
 
 def _frame_list(payload: str, times: FrameTimes) -> bytes:

@@ -40,7 +40,7 @@ class UploadsFullError(HippoError):
     type_name = "insufficient_storage_error"
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Upload:
     """One video; only the API key named ``owner``, which uploaded it, can use it."""
 
@@ -50,6 +50,7 @@ class Upload:
     created_s: float  # seconds since the epoch
     expires_s: float
     owner: str | None
+    num_uses: int = 0  # by requests at work
 
 
 def is_upload_id(url: str) -> bool:
@@ -76,8 +77,6 @@ class Uploads:
         self._ttl_s = settings.upload_ttl_s
         self._clock_s = clock_s
         self._uploads: dict[str, Upload] = {}
-        self._uses = Counter[str]()  # requests at work on each upload
-        self._in_use: dict[str, Upload] = {}  # deleted, but their files are still in use
         # Counted by owner, with the files that are being written.
         self._num_bytes = Counter[str | None]()
         self._num_files = Counter[str | None]()
@@ -149,23 +148,19 @@ class Uploads:
             )
         return upload
 
-    def path(self, video_id: str, owner: str | None) -> str:
-        """Returns the path of an upload's file. Raises NotFoundError as ``get`` does."""
-        return str(self.folder / self.get(video_id, owner).video_id)
-
     @contextlib.contextmanager
     def keeping(self, urls: Collection[str]) -> Iterator[None]:
         """Keeps the files of the uploads among ``urls`` for the time of the ``with`` block, even if
         they expire or are deleted meanwhile."""
-        used = [url for url in urls if url in self._uploads]
-        self._uses.update(used)
+        used = [self._uploads[url] for url in set(urls) & self._uploads.keys()]
+        for upload in used:
+            upload.num_uses += 1
         try:
             yield
         finally:
-            self._uses.subtract(used)
-            self._uses = +self._uses
-            for video_id in self._in_use.keys() - self._uses.keys():
-                self._remove(self._in_use.pop(video_id))
+            for upload in used:
+                upload.num_uses -= 1
+                self._remove_unused(upload)
 
     def delete(self, video_id: str, owner: str | None) -> None:
         """Deletes an upload. Raises NotFoundError as ``get`` does."""
@@ -190,12 +185,12 @@ class Uploads:
 
     def _forget(self, upload: Upload) -> None:
         del self._uploads[upload.video_id]
-        if self._uses[upload.video_id]:
-            self._in_use[upload.video_id] = upload
-        else:
-            self._remove(upload)
+        self._remove_unused(upload)
 
-    def _remove(self, upload: Upload) -> None:
+    def _remove_unused(self, upload: Upload) -> None:
+        """Removes the file of an upload that was forgotten, unless a request uses it."""
+        if upload.num_uses or upload.video_id in self._uploads:
+            return
         self._num_bytes[upload.owner] -= upload.num_bytes
         self._num_files[upload.owner] -= 1
         with contextlib.suppress(OSError):

@@ -64,7 +64,6 @@ class Backends:
         self._drafts.start()
 
     async def close(self) -> None:
-        """Stops watching and closes all connections."""
         await asyncio.gather(self._targets.close(), self._drafts.close())
 
     @property

@@ -42,11 +42,12 @@ class Pool(Generic[WatchT]):
         self._make = make
         self._on_change = on_change
         self._period_s = period_s
-        self._fixed = [make(each, "") for each in addresses if not each.startswith(PREFIX)]
         names = [each.removeprefix(PREFIX) for each in addresses if each.startswith(PREFIX)]
-        self._listed: dict[str, dict[str, WatchT]] = {name: {} for name in names}  # by address
+        fixed = {each: make(each, "") for each in addresses if not each.startswith(PREFIX)}
+        # By name and address; what is fixed has the name "".
+        self._listed: dict[str, dict[str, WatchT]] = {"": fixed, **{name: {} for name in names}}
         self._problems: dict[str, str] = {name: f"{name} was not looked up yet" for name in names}
-        self.services: list[WatchT] = list(self._fixed)
+        self.services: list[WatchT] = list(fixed.values())
         self._lookups: list[asyncio.Task[None]] = []
         self._leaving: set[asyncio.Task[None]] = set()
 
@@ -56,13 +57,11 @@ class Pool(Generic[WatchT]):
         return list(self._problems.values())
 
     def start(self) -> None:
-        """Starts watching the services, and looking up the names."""
-        for service in self._fixed:
+        for service in self.services:
             service.start()
-        self._lookups = [asyncio.create_task(self._look_up(name)) for name in self._listed]
+        self._lookups = [asyncio.create_task(self._look_up(name)) for name in self._problems]
 
     async def close(self) -> None:
-        """Stops, and closes all connections."""
         await cancel_all([*self._lookups, *self._leaving])
         await asyncio.gather(*(service.close() for service in self.services))
 
@@ -98,9 +97,7 @@ class Pool(Generic[WatchT]):
             task = asyncio.create_task(self._leave(before[address]))
             self._leaving.add(task)
             task.add_done_callback(self._leaving.discard)
-        self.services[:] = self._fixed
-        for services in self._listed.values():
-            self.services += services.values()
+        self.services[:] = [each for listed in self._listed.values() for each in listed.values()]
         self._on_change()
 
     async def _leave(self, service: WatchT) -> None:

@@ -12,7 +12,7 @@ from typing import TypeVar
 import tokenizers
 from tokenizers import Tokenizer
 
-from gateway.common.baseline import Baseline, Calibration
+from gateway.common.baseline import Baseline
 from gateway.pairs.discovery import Pool
 from gateway.pairs.token_bytes import TokenBytes
 from gateway.pairs.watch import Watch
@@ -51,8 +51,7 @@ class Target(Watch[TargetClient]):
         on_change: Callable[[], None],
     ) -> None:
         super().__init__("target", client, on_change=on_change)
-        self.baseline = Baseline()  # step times of target-only decoding
-        self.calibration = Calibration(calibration_share, self.baseline)
+        self.baseline = Baseline(calibration_share)  # step times of target-only decoding
         self.answer_s = OverloadedError.retry_after_s  # running mean: how long an answer has a slot
         self.fitting_drafts: list[Draft] = []  # serving drafts that fit
         self.served_name: str | None = None  # kept while the target is down
@@ -77,8 +76,7 @@ class Target(Watch[TargetClient]):
     def times(self, draft: Draft | None) -> PairTimes:
         """Returns the measurements of the target with ``draft``; None: of the target alone."""
         times = self._times.setdefault(draft.address if draft is not None else "", PairTimes())
-        infos = (draft.info, self.info) if draft is not None else (None, None)
-        times.takes_turns = bool(shared_gpus(*infos))
+        times.takes_turns = draft is not None and bool(self._shared_gpus(draft))
         return times
 
     def note_answer(self, seconds: float) -> None:
@@ -86,7 +84,6 @@ class Target(Watch[TargetClient]):
         self.answer_s += (min(seconds, _LONGEST_ANSWER_S) - self.answer_s) * _NEW_SHARE
 
     async def wait_fitting(self) -> None:
-        """Waits until a serving draft fits the target."""
         while not self.fitting_drafts:
             self._drafts_changed.clear()
             await self._drafts_changed.wait()
@@ -107,11 +104,20 @@ class Target(Watch[TargetClient]):
                     logger.error("the draft is not used: %s", error.message)
             else:
                 fitting.append(draft)
-                if draft not in self.fitting_drafts:
-                    _warn_if_shared(draft.info, self.info)
+                if draft not in self.fitting_drafts and (shared := self._shared_gpus(draft)):
+                    logger.warning(
+                        "draft and target run on one GPU (%s): they take turns instead of working "
+                        "at once, so the gain from running in parallel is lost; give each its own",
+                        ", ".join(shared),
+                    )
         self.fitting_drafts, self._misfits = fitting, misfits
         if fitting:
             self._drafts_changed.set()
+
+    def _shared_gpus(self, draft: Draft) -> list[str]:
+        """Returns the UUIDs of the GPUs on which both models run."""
+        known = [info.device_uuids for info in (draft.info, self.info) if info is not None]
+        return sorted(set(known[0]).intersection(known[1])) if len(known) == 2 else []
 
     async def _prepare(self, info: ModelInfo) -> None:
         self.served_name = info.name
@@ -138,11 +144,12 @@ class Pair:
 
     @property
     def draft(self) -> Draft | None:
-        """The best draft now, on the target's host if one there has a free slot; None while no
-        serving draft fits the target."""
+        """The best draft now, by rank among those with a free slot, on the target's host if one
+        there has any; if all are full, the least loaded one. None while no serving draft fits."""
         fitting = self.target.fitting_drafts
-        near = [each for each in fitting if each.host == self.target.host and not each.is_full]
-        return choose_draft(near or fitting, self.key) if fitting else None
+        free = [each for each in by_rank(fitting, self.key) if not each.is_full]
+        near = [each for each in free if each.host == self.target.host]
+        return next(iter(near or free or by_load(fitting)), None)
 
     @property
     def draft_cache_tokens(self) -> int:
@@ -220,26 +227,3 @@ def by_rank(services: Sequence[ServiceT], key: bytes) -> list[ServiceT]:
 def by_load(services: Sequence[ServiceT]) -> list[ServiceT]:
     """Returns the services, those with the fewest of this gateway's sequences per slot first."""
     return sorted(services, key=lambda each: each.load)
-
-
-def choose_draft(drafts: Sequence[Draft], key: bytes) -> Draft:
-    """Returns the draft that a ``key`` prefers among those that are not full; if all are full, the
-    least loaded one."""
-    free = [each for each in by_rank(drafts, key) if not each.is_full]
-    return free[0] if free else by_load(drafts)[0]
-
-
-def shared_gpus(draft: ModelInfo | None, target: ModelInfo | None) -> list[str]:
-    """Returns the UUIDs of the GPUs on which both models run."""
-    if draft is None or target is None:
-        return []
-    return sorted(set(draft.device_uuids) & set(target.device_uuids))
-
-
-def _warn_if_shared(draft: ModelInfo, target: ModelInfo) -> None:
-    if shared := shared_gpus(draft, target):
-        logger.warning(
-            "draft and target run on one GPU (%s): they take turns instead of working at "
-            "once, so the gain from running in parallel is lost; give each its own",
-            ", ".join(shared),
-        )

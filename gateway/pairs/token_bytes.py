@@ -63,10 +63,7 @@ class TokenBytes:
 def _bytes_of_characters() -> dict[str, int]:
     """Returns the byte of each character of a byte-level vocabulary (GPT-2's table): printable
     bytes have their own character, the others have the characters from 256 on."""
-    table = {}
-    for byte in range(256):
-        is_plain = 33 <= byte <= 126 or 161 <= byte <= 172 or 174 <= byte
-        if is_plain:
-            table[chr(byte)] = byte
-    others = (byte for byte in range(256) if chr(byte) not in table)
+    plain = (*range(33, 127), *range(161, 173), *range(174, 256))
+    others = (byte for byte in range(256) if byte not in plain)
+    table = {chr(byte): byte for byte in plain}
     return table | {chr(256 + place): byte for place, byte in enumerate(others)}

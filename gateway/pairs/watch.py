@@ -62,11 +62,9 @@ class Watch(Generic[ClientT]):
             self.num_running -= 1
 
     def start(self) -> None:
-        """Starts watching."""
         self._task = asyncio.create_task(self._run())
 
     async def close(self) -> None:
-        """Stops watching and closes the connection."""
         if self._task is not None:
             await cancel_all([self._task])
         await self.client.close()

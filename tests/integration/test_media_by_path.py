@@ -15,7 +15,7 @@ from hippo.errors import InvalidRequestError, MediaError, MediaPathError
 from hippo.types import Media, MediaKind, OpenRequest
 from tests.support.clips import at_path
 from tests.support.models.toy_model import ToyModel
-from tests.support.running.gateways import backends_of, completed
+from tests.support.running.gateways import completed, watching
 from tests.support.running.services import (
     serving_draft,
     serving_pair,
@@ -103,7 +103,7 @@ async def test_where_a_service_cannot_open_a_file_its_bytes_are_sent(
     ):
         expected = await target_only(target_client, in_bytes)
         target.on_forward = lambda plan: wait_for_draft()
-        async with backends_of(target_client, draft_client) as backends:
+        async with watching([target_client], [draft_client]) as backends:
             completion = await completed(backends, request, record=record, copy_files=copy_files)
     assert completion.error is None
     assert completion.token_ids == expected.token_ids
@@ -115,7 +115,7 @@ async def test_a_file_that_can_neither_be_opened_nor_copied_is_an_error(folder: 
     request = _about(at_path(folder / "clip.mp4"))
     target, draft = (with_tokenizer(ToyModel()) for _ in range(2))
     async with serving_pair(target, draft) as clients:
-        async with backends_of(*clients) as backends:
+        async with watching(*([each] for each in clients)) as backends:
             completion = await completed(backends, request, copy_files=copy_files)
     assert isinstance(completion.error, MediaError)
     assert completion.record.num_completion_tokens == 0

@@ -175,7 +175,7 @@ class ChatResponse(Response):
             structured.check_support(body, each.target.info or info)
         pair = pairs[0]
         can_calibrate = plan.is_default and plan.wants_draft and pair.draft is not None
-        is_calibration = can_calibrate and pair.target.calibration.is_due(request.max_tokens)
+        is_calibration = can_calibrate and pair.target.baseline.is_due(request.max_tokens)
         if is_calibration:
             plan = replace(plan, policy_name="off")  # the answer is the same
             request = replace(request, pruning=_NO_PRUNING)

@@ -11,10 +11,8 @@ import openai
 import pytest
 
 from tests.e2e.support import (
-    CHAT,
     Running,
     ask,
-    chat_body,
     data_url,
     jpeg_frame,
     video_message,
@@ -22,23 +20,6 @@ from tests.e2e.support import (
     web_server,
 )
 from tests.fuzz.corpus import encode
-
-
-def test_a_stream_brings_the_same_text_then_figures_and_usage(
-    client: openai.OpenAI, clip: Path
-) -> None:
-    url, options = data_url(clip), {"include_usage": True}
-    whole = ask(client, url, max_tokens=40)
-    chunks = list(ask(client, url, max_tokens=40, stream=True, stream_options=options))
-    text = "".join(chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices)
-    assert text == whole.choices[0].message.content
-    assert chunks[0].choices[0].delta.role == "assistant"
-    assert chunks[-2].choices[0].finish_reason == whole.choices[0].finish_reason
-    assert chunks[-1].usage.total_tokens == whole.usage.total_tokens
-    assert all(chunk.usage is None for chunk in chunks[:-1])
-    figures = chunks[-2].model_extra["hippo"]
-    assert figures["policy"] == "adaptive"
-    assert figures["num_forwards"] >= 1
 
 
 def test_a_second_question_about_a_clip_finds_its_tokens_cached(
@@ -97,16 +78,12 @@ def test_the_figures_say_what_happened(client: openai.OpenAI, clip: Path) -> Non
     assert usage.total_tokens == usage.prompt_tokens + 40
     figures = completion.model_extra["hippo"]
     assert (figures["policy"], figures["draft_used"]) == ("vpsd", True)
-    assert figures["draft_problem"] is None
-    assert figures["num_draft_tokens"] >= figures["num_accepted_tokens"]
     assert figures["mean_tokens_per_forward"] == pytest.approx(
         1 + figures["num_accepted_tokens"] / figures["num_forwards"], abs=1e-3
     )
-    pruning = figures["pruning"]
+    pruning, timings = figures["pruning"], figures["timings_ms"]
     assert 0 < pruning["num_kept_tokens"] < pruning["num_visual_tokens"]
-    timings = figures["timings_ms"]
-    assert timings["target_prefill"] > 0
-    assert timings["draft_prefill"] > 0
+    assert timings["target_prefill"] > 0 and timings["draft_prefill"] > 0
     assert timings["total"] >= timings["decode"] > 0
 
 
@@ -114,10 +91,8 @@ def test_the_policy_off_leaves_the_draft_alone(client: openai.OpenAI, clip: Path
     extra = {"ignore_eos": True, "speculative": {"policy": "off", "preset": "hippo"}}
     completion = ask(client, data_url(clip), max_tokens=12, extra_body=extra)
     figures = completion.model_extra["hippo"]
-    assert figures["draft_used"] is False
+    assert (figures["num_draft_streams"], figures["num_forwards"]) == (0, 11)
     assert figures["pruning"]["strategy"] == "none"  # and nothing was scored for it
-    assert figures["num_draft_streams"] == 0
-    assert figures["num_forwards"] == 11
 
 
 def test_a_video_is_read_from_a_path_and_from_a_url(
@@ -126,11 +101,9 @@ def test_a_video_is_read_from_a_path_and_from_a_url(
     def answer(url: str) -> str:
         return str(ask(client, url, max_tokens=16).choices[0].message.content)
 
-    expected = answer(data_url(clip))
-    assert answer(str(clip)) == expected
-    assert answer(f"file://{clip}") == expected
     with web_server(running.media_folder) as site:
-        assert answer(f"{site}/clip.mp4") == expected
+        urls = (data_url(clip), str(clip), f"file://{clip}", f"{site}/clip.mp4")
+        assert len(set(map(answer, urls))) == 1
 
 
 def test_frames_sent_one_by_one_are_a_video(client: openai.OpenAI) -> None:
@@ -175,10 +148,4 @@ def test_models_version_and_readiness_are_told(client: openai.OpenAI, http: http
     assert http.get("/health").json() == {"status": "ok"}
     assert http.get("/ready").json()["draft"] == "ready"
     assert http.get("/version").json()["protocol_version"] == 1
-
-
-def test_a_request_id_goes_in_and_out(http: httpx.Client) -> None:
-    headers = {"X-Request-Id": "mine-1"}
-    named = http.post(CHAT, json=chat_body(None, 1), headers=headers)
-    assert named.headers["x-request-id"] == "mine-1"
     assert http.get("/health").headers["x-request-id"]

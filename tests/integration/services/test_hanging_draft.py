@@ -19,8 +19,13 @@ from hippo.models.interface.base import StepPlan
 from hippo.speculation.coordinator import Action, Coordinator
 from hippo.types import Block
 from tests.support.models.toy_model import ToyModel
-from tests.support.running.gateways import backends_of, completed
-from tests.support.running.services import serving_pair, target_only, toy_request, with_tokenizer
+from tests.support.running.gateways import completed, watching
+from tests.support.running.services import (
+    serving_pair,
+    target_only,
+    toy_request,
+    with_tokenizer,
+)
 
 PATIENT = ("serial", "vpsd", "optimistic", "conservative")  # policies that wait for long
 REQUEST = toy_request(max_tokens=40, end_token_ids=())
@@ -74,7 +79,7 @@ async def pair(draft: HangingDraft, *, step_s: float = 0.01) -> AsyncIterator[Ga
     target.on_forward = lambda plan: time.sleep(step_s)
     async with serving_pair(target, draft) as (target_client, draft_client):
         expected = await target_only(target_client, REQUEST)
-        async with backends_of(target_client, draft_client) as backends:
+        async with watching([target_client], [draft_client]) as backends:
             try:
                 yield Gateway(backends, expected.token_ids)
             finally:

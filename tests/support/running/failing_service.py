@@ -12,13 +12,10 @@ import time
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from hippo.base.config import load_settings
-from hippo.models.interface.base import StepPlan, VideoLanguageModel
+from hippo.models.interface.base import StepPlan
 from hippo.models.interface.checkpoint import Progress
 from hippo.service.process import LocalSource, run_process
-from hippo.service.settings import EngineSettings
 from services.target.config import TargetSettings
 from services.target.servicer import build_service
 
@@ -26,24 +23,20 @@ from services.target.servicer import build_service
 class FailingSource(LocalSource):
     """Of a model whose forwards raise what a CUDA error that stays does."""
 
-    def __init__(self, settings: EngineSettings, failure_file: Path) -> None:
-        super().__init__(settings)
-        self._failure_file = failure_file
+    failure_file: Path
 
-    def load(self, progress: Progress) -> VideoLanguageModel:
+    def load(self, progress: Progress) -> Any:
         model: Any = super().load(progress)
         forward = model.forward
 
-        def failing(plan: StepPlan) -> torch.Tensor:
-            if self._failure_file.exists():
+        def failing(plan: StepPlan) -> Any:
+            if self.failure_file.exists():
                 raise RuntimeError("CUDA error: an illegal memory access\nmore about it")
             time.sleep(0.01)  # an answer lasts until the file is there
-            logits: torch.Tensor = forward(plan)
-            return logits
+            return forward(plan)
 
         model.forward = failing
-        loaded: VideoLanguageModel = model
-        return loaded
+        return model
 
 
 def main(failure_file: str, flags: list[str]) -> int:
@@ -51,7 +44,8 @@ def main(failure_file: str, flags: list[str]) -> int:
     settings = load_settings(
         TargetSettings, flags, os.environ, env_prefix="HIPPO_TEST_", prog="target", description=""
     )
-    source = FailingSource(settings, Path(failure_file))
+    source = FailingSource(settings)
+    source.failure_file = Path(failure_file)
     return run_process("target", lambda: build_service(settings), settings, settings.port, source)
 
 

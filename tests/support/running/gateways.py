@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager, nullcontext
 from typing import Any
 
@@ -15,23 +15,19 @@ from fastapi import FastAPI
 from starlette.types import ASGIApp
 
 from gateway.answer.completion import Completion
+from gateway.answer.drafting import CopyFiles
 from gateway.answer.plan import SpeculationPlan
 from gateway.answer.report import AnswerRecord, Timeline
-from gateway.answer.streams import CopyFiles
 from gateway.api.schemas import ChatCompletionRequest
 from gateway.app import create_app
 from gateway.common.config import GatewaySettings
 from gateway.pairs.backends import Backends
+from gateway.pairs.targets import Pair
 from gateway.server import _bind
 from hippo.rpc.client import DraftClient, TargetClient
 from hippo.types import OpenRequest, Pruning
 from tests.support.models.toy_model import ToyModel
-from tests.support.running.services import (
-    no_files,
-    serving_pair,
-    until,
-    with_tokenizer,
-)
+from tests.support.running.services import no_files, serving_pair, until, with_tokenizer
 
 CHAT = "/v1/chat/completions"
 
@@ -113,20 +109,39 @@ def toy_chat(video: bytes = b"toy:4", **fields: Any) -> dict[str, Any]:
     return {**body, **fields}
 
 
+Named = TargetClient | DraftClient | str
+
+
+async def until_up(backends: Backends, num_targets: int, num_drafts: int = 0) -> None:
+    wanted = (num_targets, num_drafts)
+    await until(lambda: (backends.num_targets_up, backends.num_drafts_up) == wanted)
+
+
 @asynccontextmanager
-async def backends_of(target: TargetClient, draft: DraftClient) -> AsyncIterator[Backends]:
-    """What a gateway has behind it, once its draft is ready."""
-    backends = Backends(GatewaySettings(target=(target.address,), draft=(draft.address,)))
+async def watching(
+    targets: Sequence[Named],
+    drafts: Sequence[Named] = (),
+    *,
+    num_up: tuple[int, int] | None = None,
+    **settings: Any,
+) -> AsyncIterator[Backends]:
+    """What a gateway has behind it: the services of these clients or addresses, once so many are
+    up, or all."""
+    addresses = [
+        tuple(each if isinstance(each, str) else each.address for each in role)
+        for role in (targets, drafts)
+    ]
+    backends = Backends(GatewaySettings(target=addresses[0], draft=addresses[1], **settings))
     await backends.start()
     try:
-        await until(lambda: backends.has_draft)
+        await until_up(backends, *(num_up or (len(targets), len(drafts))))
         yield backends
     finally:
         await backends.close()
 
 
-async def completed(
-    backends: Backends,
+def completion_of(
+    pair: Pair,
     request: OpenRequest,
     policy: str = "vpsd",
     *,
@@ -135,11 +150,11 @@ async def completed(
     record: AnswerRecord | None = None,
     copy_files: CopyFiles = no_files,
 ) -> Completion:
-    """The gateway's part of an answer, run to its end."""
-    completion = Completion(
+    """The gateway's part of an answer."""
+    return Completion(
         request,
         plan=SpeculationPlan(policy, 4, max_draft_tokens, Pruning()),
-        pairs=[backends.pair(None)],
+        pairs=[pair],
         stops=(),
         draft_stall_s=stall_s,
         timeout_s=None,
@@ -148,6 +163,11 @@ async def completed(
         news=asyncio.Event(),
         copy_files=copy_files,
     )
+
+
+async def completed(backends: Backends, request: OpenRequest, *args: Any, **kw: Any) -> Completion:
+    """A ``completion_of`` with these arguments, run to its end."""
+    completion = completion_of(backends.pair(None), request, *args, **kw)
     async with completion:
         await until(lambda: completion.is_over)
         error = completion.error

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+import socket
 import threading
-import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
+
+import uvicorn
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response, StreamingResponse
+from starlette.routing import Route
 
 
 @dataclass(slots=True)
@@ -31,120 +37,76 @@ class PlainServer:
     url: str = ""
     num_open: int = 0
     most_open: int = 0
-    lock: threading.Lock = field(default_factory=threading.Lock)
+
+    async def answer(self, request: Request) -> Response:
+        """Answers any request."""
+        body = await request.json() if request.method == "POST" else None
+        if self.api_key and request.headers.get("authorization") != f"Bearer {self.api_key}":
+            return _refusal(401, "Incorrect API key provided")
+        if body is not None:
+            self.bodies.append(body)
+            problem = self._problem(body, len(self.bodies) - 1)
+            return problem or StreamingResponse(self._stream(body), media_type="text/event-stream")
+        if request.url.path != "/v1/models":
+            return _refusal(404, f"no {request.url.path} here")
+        return JSONResponse({"object": "list", "data": [{"id": name} for name in self.models]})
+
+    def _problem(self, body: dict[str, Any], number: int) -> Response | None:
+        refused = [name for name in self.unknown if name in body]
+        if number in self.failing:
+            return _refusal(self.failing_status, "all slots are taken")
+        if refused:
+            return _refusal(400, f"Unrecognized request argument supplied: {refused[0]}")
+        if self.newer and "max_tokens" in body:
+            words = "Unsupported parameter: 'max_tokens'. Use 'max_completion_tokens' instead."
+            return _refusal(400, words)
+        if body["model"] not in self.models:
+            return _refusal(404, f"The model `{body['model']}` does not exist.")
+        return None
+
+    async def _stream(self, body: dict[str, Any]) -> AsyncIterator[str]:
+        self.num_open += 1
+        self.most_open = max(self.most_open, self.num_open)
+        try:
+            for piece in self.pieces:
+                await asyncio.sleep(self.pause_s)
+                yield _event({"choices": [{"delta": {"content": piece}}]})
+        finally:
+            self.num_open -= 1
+        if self.is_cut_off:
+            return
+        last: dict[str, Any] = {"choices": [{"delta": {}, "finish_reason": "stop"}]}
+        if self.figures is not None:
+            last["hippo"] = self.figures
+            if body.get("return_token_ids"):
+                last["choices"][0]["token_ids"] = list(range(len(self.pieces)))
+        yield _event(last)
+        if self.has_usage and body.get("stream_options", {}).get("include_usage"):
+            usage = {"prompt_tokens": 7, "completion_tokens": 2 * len(self.pieces)}
+            yield _event({"choices": [], "usage": usage})
+        yield "data: [DONE]\n\n"
 
 
 @contextmanager
-def serving(server: PlainServer) -> Iterator[PlainServer]:
+def serving(plain: PlainServer) -> Iterator[PlainServer]:
     """It listens while this lasts."""
-
-    class Handler(_Handler):
-        plain = server
-
-    with _Listener(("127.0.0.1", 0), Handler) as listener:
-        server.url = f"http://127.0.0.1:{listener.server_port}"
-        thread = threading.Thread(target=listener.serve_forever, kwargs={"poll_interval": 0.01})
+    app = Starlette(routes=[Route("/{path:path}", plain.answer, methods=["GET", "POST"])])
+    config = uvicorn.Config(app, log_config=None, lifespan="off", timeout_graceful_shutdown=1)
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        plain.url = f"http://127.0.0.1:{listener.getsockname()[1]}"
+        server = uvicorn.Server(config)
+        thread = threading.Thread(target=server.run, args=([listener],))
         thread.start()
         try:
-            yield server
+            yield plain
         finally:
-            listener.shutdown()
+            server.should_exit = True
             thread.join()
 
 
-class _Listener(ThreadingHTTPServer):
-    daemon_threads = True  # of clients that keep their connection open
-    block_on_close = False
+def _event(chunk: Mapping[str, Any]) -> str:
+    return f"data: {json.dumps(chunk)}\n\n"
 
 
-class _Handler(BaseHTTPRequestHandler):
-    protocol_version = "HTTP/1.1"
-    disable_nagle_algorithm = True
-    plain: PlainServer
-
-    def do_GET(self) -> None:
-        if not self._is_allowed():
-            return
-        if self.path != "/v1/models":
-            self._send(404, {"error": {"message": f"no {self.path} here"}})
-            return
-        self._send(200, {"object": "list", "data": [{"id": name} for name in self.plain.models]})
-
-    def do_POST(self) -> None:
-        plain = self.plain
-        body = json.loads(self.rfile.read(int(self.headers["content-length"])))
-        if not self._is_allowed():
-            return
-        with plain.lock:
-            number = len(plain.bodies)
-            plain.bodies.append(body)
-            plain.num_open += 1
-            plain.most_open = max(plain.most_open, plain.num_open)
-        try:
-            self._answer(body, number)
-        finally:
-            with plain.lock:
-                plain.num_open -= 1
-
-    def _answer(self, body: dict[str, Any], number: int) -> None:
-        plain = self.plain
-        refused = [name for name in plain.unknown if name in body]
-        if number in plain.failing:
-            self._send(plain.failing_status, {"error": {"message": "all slots are taken"}})
-        elif refused:
-            words = f"Unrecognized request argument supplied: {refused[0]}"
-            self._send(400, {"error": {"message": words}})
-        elif plain.newer and "max_tokens" in body:
-            words = "Unsupported parameter: 'max_tokens'. Use 'max_completion_tokens' instead."
-            self._send(400, {"error": {"message": words}})
-        elif body["model"] not in plain.models:
-            words = f"The model `{body['model']}` does not exist."
-            self._send(404, {"error": {"message": words}})
-        else:
-            self._stream(body)
-
-    def _stream(self, body: dict[str, Any]) -> None:
-        self.send_response(200)
-        self.send_header("content-type", "text/event-stream")
-        self.send_header("transfer-encoding", "chunked")
-        self.end_headers()
-        plain = self.plain
-        for piece in plain.pieces:
-            time.sleep(plain.pause_s)
-            self._event({"choices": [{"delta": {"content": piece}}]})
-        if not plain.is_cut_off:
-            last: dict[str, Any] = {"choices": [{"delta": {}, "finish_reason": "stop"}]}
-            if plain.figures is not None:
-                last["hippo"] = plain.figures
-                if body.get("return_token_ids"):
-                    last["choices"][0]["token_ids"] = list(range(len(plain.pieces)))
-            self._event(last)
-            if plain.has_usage and body.get("stream_options", {}).get("include_usage"):
-                usage = {"prompt_tokens": 7, "completion_tokens": 2 * len(plain.pieces)}
-                self._event({"choices": [], "usage": usage})
-            self._chunk(b"data: [DONE]\n\n")
-        self.wfile.write(b"0\r\n\r\n")
-
-    def _event(self, chunk: Mapping[str, Any]) -> None:
-        self._chunk(b"data: " + json.dumps(chunk).encode() + b"\n\n")
-
-    def _chunk(self, data: bytes) -> None:
-        self.wfile.write(f"{len(data):x}\r\n".encode() + data + b"\r\n")
-
-    def _is_allowed(self) -> bool:
-        key = self.plain.api_key
-        if key is None or self.headers["authorization"] == f"Bearer {key}":
-            return True
-        self._send(401, {"error": {"message": "Incorrect API key provided"}})
-        return False
-
-    def _send(self, status: int, document: Mapping[str, Any]) -> None:
-        data = json.dumps(document).encode()
-        self.send_response(status)
-        self.send_header("content-type", "application/json")
-        self.send_header("content-length", str(len(data)))
-        self.end_headers()
-        self.wfile.write(data)
-
-    def log_message(self, format: str, *args: object) -> None:
-        """Tests have no use for an access log."""
+def _refusal(status: int, message: str) -> Response:
+    return JSONResponse({"error": {"message": message}}, status_code=status)

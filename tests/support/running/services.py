@@ -15,12 +15,7 @@ from tokenizers.models import WordLevel
 
 from hippo.engine.media_cache import Decoder
 from hippo.models.interface.base import VideoLanguageModel
-from hippo.rpc.client import (
-    DraftClient,
-    DraftStream,
-    TargetClient,
-    TargetStream,
-)
+from hippo.rpc.client import DraftClient, DraftStream, TargetClient, TargetStream
 from hippo.service.backend import Backend
 from hippo.service.service import EngineService
 from hippo.speculation.coordinator import Action, Coordinator, ToTarget
@@ -172,25 +167,26 @@ class Answer:
     blocks: list[Block] = field(default_factory=list)
     selection: Selection | None = None
 
+    def add(self, message: Any) -> None:
+        """Notes what the target has sent."""
+        if isinstance(message, Verdict):
+            self.verdicts.append(message)
+            self.token_ids += message.token_ids
+        elif isinstance(message, Selection):
+            self.selection = message
+
 
 async def target_only(client: TargetClient, request: OpenRequest) -> Answer:
     """The answer without a draft."""
     answer = Answer()
     async with client.verify(request) as stream:
         async for message in stream:
-            if isinstance(message, Verdict):
-                answer.verdicts.append(message)
-                answer.token_ids += message.token_ids
-            elif isinstance(message, Selection):
-                answer.selection = message
+            answer.add(message)
     return answer
 
 
 async def relay(
-    draft_client: DraftClient,
-    target_client: TargetClient,
-    request: OpenRequest,
-    policy: str,
+    draft_client: DraftClient, target_client: TargetClient, request: OpenRequest, policy: str
 ) -> Answer:
     """The gateway's part, bare: both streams, and a coordinator between them."""
     coordinator = Coordinator(make_policy(policy, gamma=4, max_draft_tokens=8))
@@ -200,10 +196,8 @@ async def relay(
 
     async def act(actions: list[Action], draft: DraftStream, target: TargetStream) -> None:
         for action in actions:
-            if isinstance(action, ToTarget):
-                await target.send_message(action.message)
-            else:
-                await draft.send_message(action.message)
+            to: Any = target if isinstance(action, ToTarget) else draft
+            await to.send_message(action.message)
 
     async def pump_blocks(draft: DraftStream, target: TargetStream) -> None:
         async for message in draft:
@@ -215,12 +209,10 @@ async def relay(
         pump = asyncio.create_task(pump_blocks(draft, target))
         try:
             async for message in target:
+                answer.add(message)
                 if isinstance(message, Selection):
-                    answer.selection = message
                     await draft.send_message(message)
                 elif isinstance(message, Verdict):
-                    answer.verdicts.append(message)
-                    answer.token_ids += message.token_ids
                     await act(coordinator.on_verdict(message, perf_counter_ns()), draft, target)
         finally:
             pump.cancel()

@@ -23,6 +23,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterable, Mapping, Sequence
+from concurrent.futures import Future
 
 from hippo.base.subprocesses import importing_environment
 
@@ -44,32 +45,27 @@ class ForkedProcess:
     def __init__(self) -> None:
         read_end, self.write_end = os.pipe()
         self.stdout = os.fdopen(read_end, "rb")
-        self.pid = 0
-        self.returncode: int | None = None
-        self.has_begun = threading.Event()
-        self._has_ended = threading.Event()
+        self.begun: Future[int] = Future()  # the process id
+        self.ended: Future[int] = Future()  # the exit code, negative for a signal
 
-    def begin(self, pid: int) -> None:
-        """Notes that the process runs."""
-        self.pid = pid
-        self.has_begun.set()
+    @property
+    def pid(self) -> int:
+        return self.begun.result(100)
 
-    def end(self, returncode: int) -> None:
-        """Notes that the process has ended."""
-        self.returncode = returncode
-        self.has_begun.set()
-        self._has_ended.set()
+    @property
+    def returncode(self) -> int | None:
+        """None while the process runs."""
+        return self.ended.result() if self.ended.done() else None
 
     def poll(self) -> int | None:
-        """The exit code, negative for a signal; None while the process runs."""
         return self.returncode
 
     def wait(self, timeout: float | None = None) -> int:
         """Waits for the end; raises TimeoutExpired."""
-        if not self._has_ended.wait(timeout):
-            raise subprocess.TimeoutExpired([str(self.pid)], timeout or 0.0)
-        assert self.returncode is not None
-        return self.returncode
+        try:
+            return self.ended.result(timeout)
+        except TimeoutError:
+            raise subprocess.TimeoutExpired([str(self.pid)], timeout or 0.0) from None
 
     def communicate(self, timeout: float | None = None) -> tuple[None, str]:
         """Waits for the end; returns all that was written and is not yet read, as if it had been
@@ -80,7 +76,6 @@ class ForkedProcess:
         return None, log.decode()
 
     def kill(self) -> None:
-        """Kills the process unless it has ended."""
         self.send_signal(signal.SIGKILL)
 
     def send_signal(self, number: int) -> None:
@@ -120,7 +115,7 @@ class Zygote:
                 socket.send_fds(self._link, [order], [process.write_end])
         finally:
             os.close(process.write_end)
-        assert process.has_begun.wait(100), "no answer from the process that forks"
+        assert process.pid, "no answer from the process that forks"
         return process
 
     def close(self) -> None:
@@ -137,17 +132,19 @@ class Zygote:
                     self._note(*json.loads(message))
                     continue
             break
+        lost = list(self._running.values())
         while not self._ordered.empty():
-            self._ordered.get().end(-signal.SIGKILL)
-        for process in self._running.values():
-            process.end(-signal.SIGKILL)
+            lost.append(self._ordered.get())
+            lost[-1].begun.set_result(0)
+        for process in lost:
+            process.ended.set_result(-signal.SIGKILL)
 
     def _note(self, pid: int, returncode: int | None) -> None:
         if returncode is not None:
-            self._running.pop(pid).end(returncode)
+            self._running.pop(pid).ended.set_result(returncode)
             return
         self._running[pid] = self._ordered.get()
-        self._running[pid].begin(pid)
+        self._running[pid].begun.set_result(pid)
 
 
 def _environment() -> dict[str, str]:

@@ -39,27 +39,25 @@ def _learnt() -> Baseline:
     return baseline
 
 
-def _counted(record: AnswerRecord, baseline: Baseline | None = None) -> GatewayMetrics:
+def _counted(record: AnswerRecord, baseline: Baseline | None = None) -> dict[str, float]:
     """What an answer of the target, of which so much is known, adds to new metrics."""
     metrics, baseline = _metrics(), baseline or Baseline()
     model = metrics.model("hippo")
     target = Mock(address="target:1", baseline=baseline)
     account.count_completion(record, REQUEST, metrics=metrics, model=model, target=target)
     metrics.set_baseline("target:1", baseline)
-    return metrics
+    return _values(metrics)
 
 
 def _metrics() -> GatewayMetrics:
-    return GatewayMetrics(max_draft_tokens=4, version="1")
+    return GatewayMetrics(max_draft_tokens=4)
 
 
 def _values(metrics: GatewayMetrics) -> dict[str, float]:
     """Values by name and labels, as in the text."""
-    return {
-        line.rsplit(" ", 1)[0]: float(line.rsplit(" ", 1)[1])
-        for line in metrics.render("")[0].decode().splitlines()
-        if not line.startswith("#")
-    }
+    lines = metrics.render("")[0].decode().splitlines()
+    parts = (line.rsplit(" ", 1) for line in lines if not line.startswith("#"))
+    return {name: float(value) for name, value in parts}
 
 
 def _spoken(record: AnswerRecord) -> None:
@@ -83,40 +81,26 @@ def _spoken(record: AnswerRecord) -> None:
         record.num_completion_tokens += len(value.token_ids)
         record.finish_reason = value.finish_reason
 
-    timing = Timing(forward_ns=3 * MS, context_length=100)
+    timing, end = Timing(forward_ns=3 * MS, context_length=100), FinishReason.STOP
     block(1, 2, 3)
     verdict(Verdict(0, 0, (1,), timing=Timing(forward_ns=30 * MS)))  # the draft's 1 was right
-    verdict(Verdict(0, 1, (2, 3, 4), num_draft_tokens=2, num_accepted_tokens=2, timing=timing))
+    verdict(Verdict(0, 1, (2, 3, 4), 2, 2, timing=timing))
     block(9, 9, start=4)
-    verdict(Verdict(1, 4, (5,), num_draft_tokens=2, is_rejection=True, num_dropped_tokens=2,
-                    timing=timing))  # fmt: skip
+    verdict(Verdict(1, 4, (5,), 2, 0, is_rejection=True, num_dropped_tokens=2, timing=timing))
     block(9, start=6)  # of the run that has ended
     block(6, 7, 8, epoch=1, start=5)
-    verdict(Verdict(1, 5, (6, 7, 0), num_draft_tokens=2, num_accepted_tokens=2,
-                    num_dropped_tokens=1, finish_reason=FinishReason.STOP,
-                    timing=timing))  # fmt: skip
+    verdict(Verdict(1, 5, (6, 7, 0), 2, 2, num_dropped_tokens=1, finish_reason=end, timing=timing))
 
 
 def test_every_draft_token_that_came_was_accepted_or_wasted_for_a_named_cause() -> None:
     record = AnswerRecord(policy="vpsd", received_ns=0)
     _spoken(record)
-    wasted = account.wasted_tokens(record)
-    assert wasted == {
-        Waste.REJECTED: 1,
-        Waste.BEHIND_REJECTION: 1,
-        Waste.STALE: 1,
-        Waste.SETTLED_FIRST: 1,
-        Waste.UNVERIFIED: 1,
-    }
-    assert sum(wasted.values()) + record.stats.num_accepted_tokens == 9
-    assert record.stats.num_drafted_tokens == 9
+    assert account.wasted_tokens(record) == dict.fromkeys(Waste, 1)
+    assert len(Waste) + record.stats.num_accepted_tokens == record.stats.num_drafted_tokens == 9
 
 
-@pytest.mark.parametrize("finish_reason", [None, FinishReason.STOP])
-def test_tokens_under_way_when_the_client_left_or_a_stop_string_came_were_not_verified(
-    finish_reason: FinishReason | None,
-) -> None:
-    record = AnswerRecord(policy="vpsd", received_ns=0, finish_reason=finish_reason)
+def test_tokens_under_way_when_an_answer_ended_early_were_not_verified() -> None:
+    record = AnswerRecord(policy="vpsd", received_ns=0)
     coordinator = Coordinator(make_policy("vpsd", gamma=2, max_draft_tokens=4))
     record.stats = coordinator.stats
     coordinator.on_block(Block(0, 0, (1, 2, 3)), 100 * MS)
@@ -131,7 +115,7 @@ def test_an_answer_adds_to_vllms_names_as_vllm_means_them() -> None:
     record.target_prompt = PromptInfo(b"", 50, 10, queue_ns=7 * MS)
     _spoken(record)
     record.target_prefill = Timing(num_rows=18, context_length=32)
-    values = _values(_counted(record))
+    values = _counted(record)
     expected = {
         "prefix_cache_queries_total": 50,
         "prefix_cache_hits_total": 32,
@@ -159,21 +143,24 @@ def test_an_answer_adds_to_the_pairs_own_figures() -> None:
     record.selection = Selection((1, 2, 3), 10)
     record.draft_prefill = Timing(forward_ns=5 * MS)
     _spoken(record)
-    values = _values(_counted(record, _learnt()))
-    assert values['hippo_decode_seconds_total{policy="vpsd"}'] == pytest.approx(0.06)
-    assert values['hippo_decode_baseline_seconds_total{policy="vpsd"}'] == pytest.approx(0.14)
-    assert values["hippo_request_speedup_ratio_sum"] == pytest.approx(0.14 / 0.06)
-    assert values['hippo_baseline_step_seconds{context_tokens_le="256",target="target:1"}'] == 0.02
-    assert values["hippo_run_length_tokens_count"] == 2
-    assert values["hippo_run_length_tokens_sum"] == 8
-    assert values['hippo_first_block_delay_seconds_bucket{le="-0.01"}'] == 1  # 10 ms early
-    assert values['hippo_first_block_delay_seconds_bucket{le="-0.02"}'] == 0
-    assert values['hippo_visual_tokens_total{fate="kept",strategy="holistic"}'] == 3
-    assert values['hippo_visual_tokens_total{fate="pruned",strategy="holistic"}'] == 7
-    assert values['hippo_draft_losses_total{cause="stalled"}'] == 1
-    assert values["hippo_stale_blocks_total"] == 1
-    assert values['hippo_sequence_busy_seconds_total{side="draft"}'] == pytest.approx(0.014)
-    assert values['hippo_sequence_busy_seconds_total{side="target"}'] == pytest.approx(0.039)
+    values = _counted(record, _learnt())
+    expected = {
+        'decode_seconds_total{policy="vpsd"}': 0.06,
+        'decode_baseline_seconds_total{policy="vpsd"}': 0.14,
+        "request_speedup_ratio_sum": 0.14 / 0.06,
+        'baseline_step_seconds{context_tokens_le="256",target="target:1"}': 0.02,
+        "run_length_tokens_count": 2,
+        "run_length_tokens_sum": 8,
+        'first_block_delay_seconds_bucket{le="-0.01"}': 1,  # 10 ms early
+        'first_block_delay_seconds_bucket{le="-0.02"}': 0,
+        'visual_tokens_total{fate="kept",strategy="holistic"}': 3,
+        'visual_tokens_total{fate="pruned",strategy="holistic"}': 7,
+        'draft_losses_total{cause="stalled"}': 1,
+        "stale_blocks_total": 1,
+        'sequence_busy_seconds_total{side="draft"}': 0.014,
+        'sequence_busy_seconds_total{side="target"}': 0.039,
+    }
+    assert {name: values[f"hippo_{name}"] for name in expected} == pytest.approx(expected)
 
 
 def test_target_only_answers_have_no_runs_and_no_speedup_of_their_own() -> None:
@@ -184,7 +171,7 @@ def test_target_only_answers_have_no_runs_and_no_speedup_of_their_own() -> None:
         verdict = Verdict(0, index, (5,), timing=Timing(forward_ns=20 * MS, context_length=100))
         coordinator.on_verdict(verdict, 0)
         record.add_verdict(verdict, (index + 1) * 20 * MS, is_alone=True)
-    values = _values(_counted(record, _learnt()))
+    values = _counted(record, _learnt())
     assert values["hippo_calibrations_total"] == 1
     assert values['hippo_baseline_steps_total{target="target:1"}'] == 1
     assert values["hippo_run_length_tokens_count"] == 0
@@ -198,10 +185,13 @@ def test_series_begin_at_zero_and_none_is_a_time_stamp() -> None:
     metrics.set_baseline("target:1", Baseline())
     values = _values(metrics)
     assert not [name for name in values if "_created" in name]
-    assert values['hippo_wasted_draft_tokens_total{cause="stale"}'] == 0
-    assert values['hippo_completions_total{outcome="error",policy="serial"}'] == 0
-    assert values['vllm:request_success_total{finished_reason="abort",model_name="hippo"}'] == 0
-    assert values['hippo_baseline_steps_total{target="target:1"}'] == 0
+    for name in (
+        'hippo_wasted_draft_tokens_total{cause="stale"}',
+        'hippo_completions_total{outcome="error",policy="serial"}',
+        'vllm:request_success_total{finished_reason="abort",model_name="hippo"}',
+        'hippo_baseline_steps_total{target="target:1"}',
+    ):
+        assert values[name] == 0
     assert not [name for name in values if name.startswith("hippo_baseline_age")]  # not learnt
 
 

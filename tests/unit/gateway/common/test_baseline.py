@@ -5,15 +5,15 @@ from __future__ import annotations
 import pytest
 
 from gateway.answer.report import AnswerRecord
-from gateway.common.baseline import Baseline, Calibration, OneRowTimes, context_range
+from gateway.common.baseline import Baseline, OneRowTimes, context_range
 from hippo.types import PromptInfo, Timing, Verdict
 
 MS = 1_000_000
 
 
-def _baseline(*steps: tuple[int, int]) -> Baseline:
+def _baseline(*steps: tuple[int, int], share: float = 0.0) -> Baseline:
     """Learnt from (context length, milliseconds) pairs."""
-    baseline = Baseline()
+    baseline = Baseline(share)
     for context, duration_ms in steps:
         sums = OneRowTimes()
         sums.add_step(duration_ms * MS, context)
@@ -25,12 +25,6 @@ def test_a_step_lies_between_the_nearest_measured_ones_or_is_the_nearest() -> No
     baseline = _baseline((100, 4), (1100, 8))
     for context, step in ((10, 4), (100, 4), (600, 6), (90_000, 8)):
         assert baseline.step_ns(context) == step * MS
-
-
-def test_the_first_token_is_no_part_of_the_decoding() -> None:
-    baseline = _baseline((100, 5))
-    assert baseline.decode_ns(1, 100) == 0
-    assert baseline.decode_ns(11, 100) == 50 * MS
 
 
 def test_old_steps_are_forgotten_at_last() -> None:
@@ -78,12 +72,12 @@ def test_an_answer_is_compared_with_the_same_tokens_at_the_same_context() -> Non
 
 
 def test_calibrations_are_the_first_request_and_then_their_share() -> None:
-    calibration = Calibration(0.25, Baseline())
+    calibration = Baseline(0.25)
     assert [calibration.is_due(100) for _ in range(9)] == [True, *[False, False, False, True] * 2]
 
 
 def test_a_range_of_contexts_of_which_nothing_is_known_gets_one_calibration() -> None:
-    calibration = Calibration(0.01, _baseline((100, 4)))
+    calibration = _baseline((100, 4), share=0.01)
     assert calibration.is_due(100)
     calibration.note_context_length(120)  # known
     assert not calibration.is_due(100)
@@ -95,7 +89,7 @@ def test_a_range_of_contexts_of_which_nothing_is_known_gets_one_calibration() ->
 
 
 def test_a_share_of_zero_calibrates_nothing_and_of_one_all_but_short_answers() -> None:
-    assert not any(Calibration(0.0, Baseline()).is_due(100) for _ in range(300))
-    always = Calibration(1.0, _baseline((100, 4)))
+    never, always = _baseline((100, 4)), _baseline((100, 4), share=1.0)
+    assert not any(never.is_due(100) for _ in range(300))
     assert all(always.is_due(100) for _ in range(20))
     assert not always.is_due(8)  # too short an answer

@@ -21,6 +21,11 @@ def _file(folder: Path, text: str) -> str:
     return str(path)
 
 
+def _limited(**limits: int) -> tuple[Allowance, Clock]:
+    clock = Clock()
+    return Allowance("alice", Limits(**limits), clock_s=clock), clock
+
+
 def _ask(allowance: Allowance) -> None:
     with allowance.admit():
         pass
@@ -77,8 +82,7 @@ def test_bad_keys_are_refused_without_showing_them(
 
 
 def test_requests_a_minute_are_spread_over_it() -> None:
-    clock = Clock()
-    allowance = Allowance("alice", Limits(requests_per_minute=6), clock_s=clock)
+    allowance, clock = _limited(requests_per_minute=6)
     for num_allowed, pause_s in ((6, 10.0), (1, 1000.0), (6, 0.0)):  # a minute's are saved up
         for _ in range(num_allowed):
             _ask(allowance)
@@ -89,16 +93,14 @@ def test_requests_a_minute_are_spread_over_it() -> None:
 
 
 def test_a_request_that_failed_makes_room_again() -> None:
-    allowance = Allowance("alice", Limits(concurrent_requests=1))
+    allowance, _ = _limited(concurrent_requests=1)
     for _ in range(3):
         with pytest.raises(ValueError, match="it"), allowance.admit():
             raise ValueError("it")
 
 
 def test_every_choice_counts_as_a_request_that_runs_and_all_as_one_that_is_made() -> None:
-    clock = Clock()
-    limits = Limits(requests_per_minute=2, concurrent_requests=3)
-    allowance = Allowance("alice", limits, clock_s=clock)
+    allowance, clock = _limited(requests_per_minute=2, concurrent_requests=3)
     with allowance.admit() as first, allowance.admit() as second:
         first.add_choices(2)
         with pytest.raises(RateLimitedError):
@@ -117,9 +119,7 @@ def test_every_choice_counts_as_a_request_that_runs_and_all_as_one_that_is_made(
 
 
 def test_a_refused_request_counts_for_nothing() -> None:
-    clock = Clock()
-    limits = Limits(requests_per_minute=1, concurrent_requests=1)
-    allowance = Allowance("alice", limits, clock_s=clock)
+    allowance, clock = _limited(requests_per_minute=1, concurrent_requests=1)
     with allowance.admit():
         clock.now_s += 60
         for _ in range(5):
@@ -129,8 +129,7 @@ def test_a_refused_request_counts_for_nothing() -> None:
 
 
 def test_visual_tokens_are_paid_back_before_the_next_request() -> None:
-    clock = Clock()
-    allowance = Allowance("alice", Limits(visual_tokens_per_minute=600), clock_s=clock)
+    allowance, clock = _limited(visual_tokens_per_minute=600)
     with allowance.admit():
         allowance.charge_visual_tokens(1200)
     with pytest.raises(RateLimitedError) as caught:

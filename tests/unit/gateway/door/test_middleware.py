@@ -27,7 +27,7 @@ def _limited(app: ASGIApp, *, max_body_bytes: int = 1 << 30) -> RequestMiddlewar
         max_body_bytes=max_body_bytes,
         max_file_bytes=100,
         budget=ByteBudget(1 << 30),
-        metrics=GatewayMetrics(max_draft_tokens=1, version="0"),
+        metrics=GatewayMetrics(max_draft_tokens=1),
     )
 
 

@@ -20,20 +20,14 @@ from hippo.errors import ForbiddenError, MediaError
 from tests.support.running.tcp import serving
 
 Fetch = Callable[[str], Awaitable[bytes]]
+Answer = Callable[[str, asyncio.StreamWriter], Awaitable[None]]
 DATA = b"HTTP/1.1 200 OK\r\nContent-Length: 4\r\n\r\ndata"
+IN_TESTS = {"allow_http_media": True, "allow_private_media_addresses": True}
 
 
-def _fetcher(
-    *domains: str, allow_http: bool = False, allow_private: bool = False, **others: Any
-) -> UrlFetcher:
-    settings = GatewaySettings(
-        target=("localhost:1",),
-        allowed_media_domains=domains,
-        allow_http_media=allow_http,
-        allow_private_media_addresses=allow_private,
-        **others,
-    )
-    return UrlFetcher(settings)
+def _fetcher(*domains: str, **settings: Any) -> UrlFetcher:
+    target = ("localhost:1",)
+    return UrlFetcher(GatewaySettings(target=target, allowed_media_domains=domains, **settings))
 
 
 async def _fetch(fetcher: UrlFetcher, url: str) -> bytes:
@@ -42,17 +36,19 @@ async def _fetch(fetcher: UrlFetcher, url: str) -> bytes:
 
 @asynccontextmanager
 async def _fetching(
-    answer: Callable[[str, asyncio.StreamWriter], Awaitable[None]],
-    domain: str = "127.0.0.1",
-    **settings: Any,
+    answer: Answer | bytes, domain: str = "127.0.0.1", **settings: Any
 ) -> AsyncIterator[Fetch]:
-    """Fetches a path of a server that lets ``answer`` write for the head of each request."""
+    """Fetches a path of a server that lets ``answer`` write for the head of each request, or writes
+    it."""
 
     async def handle(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         head = await reader.readuntil(b"\r\n\r\n")
-        await answer(head.decode(), writer)
+        if isinstance(answer, bytes):
+            writer.write(answer)
+        else:
+            await answer(head.decode(), writer)
 
-    fetcher = _fetcher(domain, allow_http=True, allow_private=True, **settings)
+    fetcher = _fetcher(domain, **IN_TESTS, **settings)
     async with serving(handle) as port:
         yield lambda path: _fetch(fetcher, f"http://{domain}:{port}/{path}")
     await fetcher.close()
@@ -73,35 +69,32 @@ def _resolve(patch: pytest.MonkeyPatch, *addresses: str) -> list[str]:
 
 
 @pytest.mark.parametrize(
-    ("url", "expected"),
+    ("domain", "url", "expected"),
     [
-        ("http://media.example/clip.mp4", "scheme is 'http'"),
-        ("https://other.example/clip.mp4", "not on this server's list"),
-        ("https://media.example.evil/clip.mp4", "not on this server's list"),
-        ("https://evilmedia.example/clip.mp4", "not on this server's list"),
-        ("https://cdn.media.example/clip.mp4", "not on this server's list"),
-        ("https://user:secret@media.example/clip.mp4", "credentials"),
-        ("https://media.example@evil.example/clip.mp4", "credentials"),
-        ("https://127.0.0.1/clip.mp4", "not on this server's list"),
+        ("media.example", "http://media.example/clip.mp4", "scheme is 'http'"),
+        ("media.example", "https://user:secret@media.example/clip.mp4", "credentials"),
+        ("media.example", "https://media.example@evil.example/clip.mp4", "credentials"),
+        *(
+            ("media.example", f"https://{host}/clip.mp4", "not on this server's list")
+            for host in (
+                "other.example",
+                "media.example.evil",
+                "evilmedia.example",
+                "cdn.media.example",
+                "127.0.0.1",
+            )
+        ),
+        ("*.media.example", "https://media.example/clip.mp4", "not on this server's list"),
+        ("*.media.example", "https://evilmedia.example/clip.mp4", "not on this server's list"),
+        *(
+            (host.strip("[]"), f"https://{host}/clip.mp4", "an address that is not public")
+            for host in ("127.0.0.1", "localhost", "[::1]", "10.0.0.1", "169.254.169.254")
+        ),
     ],
 )
-async def test_a_url_off_the_list_is_not_fetched(url: str, expected: str) -> None:
+async def test_a_url_off_the_list_is_not_fetched(domain: str, url: str, expected: str) -> None:
     with pytest.raises(ForbiddenError, match=expected):
-        await _fetch(_fetcher("media.example"), url)
-
-
-async def test_a_wildcard_means_subdomains_alone() -> None:
-    fetcher = _fetcher("*.media.invalid")
-    with pytest.raises(ForbiddenError, match="list"):
-        await _fetch(fetcher, "https://media.invalid/clip.mp4")
-    with pytest.raises(MediaError, match="cannot be resolved"):
-        await _fetch(fetcher, "https://cdn.media.invalid/clip.mp4")
-
-
-@pytest.mark.parametrize("host", ["127.0.0.1", "localhost", "[::1]", "10.0.0.1", "169.254.169.254"])
-async def test_an_allowed_name_with_a_private_address_is_refused(host: str) -> None:
-    with pytest.raises(ForbiddenError, match="not public"):
-        await _fetch(_fetcher(host.strip("[]")), f"https://{host}/clip.mp4")
+        await _fetch(_fetcher(domain), url)
 
 
 def test_what_counts_as_a_public_address() -> None:
@@ -125,7 +118,7 @@ async def test_a_connection_whose_certificate_is_one_hosts_is_not_used_for_anoth
     monkeypatch.setattr(certifi, "where", lambda: str(pki / "ca.pem"))
     context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
     context.load_cert_chain(pki / "service.pem", pki / "service.key")
-    fetcher = _fetcher("one.example", "two.example", allow_private=True)
+    fetcher = _fetcher("one.example", "two.example", **IN_TESTS)
     async with serving(answer, context) as port:
         with monkeypatch.context() as patched:
             _resolve(patched, "127.0.0.1")
@@ -141,7 +134,7 @@ async def test_a_connection_whose_certificate_is_one_hosts_is_not_used_for_anoth
 )
 async def test_a_malformed_url_is_the_callers_mistake(url: str) -> None:
     with pytest.raises(MediaError):
-        await _fetch(_fetcher("*.example", allow_http=True), url)
+        await _fetch(_fetcher("*.example", **IN_TESTS), url)
 
 
 async def test_a_domain_of_other_letters_is_allowed_by_either_of_its_names(
@@ -168,10 +161,8 @@ async def test_a_domain_of_other_letters_is_allowed_by_either_of_its_names(
 async def test_redirects_that_lead_nowhere_or_elsewhere_are_the_urls_fault(
     location: str, error: type[Exception], words: str
 ) -> None:
-    async def answer(_: str, writer: asyncio.StreamWriter) -> None:
-        writer.write(f"HTTP/1.1 302 Found\r\nContent-Length: 0\r\n{location}\r\n".encode())
-
-    async with _fetching(answer) as fetch:
+    answer = f"HTTP/1.1 302 Found\r\nContent-Length: 0\r\n{location}\r\n"
+    async with _fetching(answer.encode()) as fetch:
         with pytest.raises(error, match=words):
             await fetch("clip.mp4")
         with pytest.raises(MediaError):
@@ -195,34 +186,25 @@ async def test_a_file_is_at_most_as_large_as_the_operator_allows(is_declared: bo
             await fetch("1001")
 
 
-async def test_a_file_without_end_is_read_no_further_than_the_limit() -> None:
+@pytest.mark.parametrize(
+    ("pause_s", "words"),
+    [(0.0, "larger than 10000 bytes"), (0.02, r"took longer than 0\.5 s, this server's limit")],
+)
+async def test_a_file_without_end_is_read_no_further_than_the_limits(
+    pause_s: float, words: str
+) -> None:
+    """Though no piece is late."""
+
     async def answer(_: str, writer: asyncio.StreamWriter) -> None:
         writer.write(b"HTTP/1.1 200 OK\r\n\r\n")
         while not writer.is_closing():
-            writer.write(bytes(1000))
+            writer.write(bytes(1 if pause_s else 1000))
             await writer.drain()
+            await asyncio.sleep(pause_s)
 
-    async with _fetching(answer, max_media_bytes=10_000) as fetch:
-        with pytest.raises(MediaError, match="larger than 10000 bytes"):
+    async with _fetching(answer, max_media_bytes=10_000, media_timeout_s=0.5) as fetch:
+        with pytest.raises(MediaError, match=words):
             await fetch("")
-
-
-async def test_a_file_that_comes_byte_by_byte_must_be_there_in_time_as_a_whole() -> None:
-    """Though no byte is late."""
-    is_over = asyncio.Event()
-
-    async def answer(_: str, writer: asyncio.StreamWriter) -> None:
-        writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: 100\r\n\r\n")
-        for _number in range(100):
-            writer.write(b"x")
-            await writer.drain()
-            await asyncio.sleep(0.02)
-        is_over.set()
-
-    async with _fetching(answer, media_timeout_s=0.5) as fetch:
-        with pytest.raises(MediaError, match=r"took longer than 0\.5 s, this server's limit"):
-            await fetch("")
-        assert not is_over.is_set()
 
 
 async def test_three_redirects_are_followed_and_a_fourth_is_not() -> None:
@@ -242,14 +224,13 @@ async def test_three_redirects_are_followed_and_a_fourth_is_not() -> None:
 
 
 @pytest.mark.parametrize(
-    "addresses",
-    [("10.0.0.1", "93.184.215.14"), ("93.184.215.14", "10.0.0.1"), ("93.184.215.14", "::1")],
+    "addresses", ["10.0.0.1 93.184.215.14", "93.184.215.14 10.0.0.1", "93.184.215.14 ::1"]
 )
 async def test_a_name_of_which_one_address_is_private_is_refused(
-    addresses: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+    addresses: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Whichever the connection would go to."""
-    _resolve(monkeypatch, *addresses)
+    _resolve(monkeypatch, *addresses.split())
     with pytest.raises(ForbiddenError, match="an address that is not public"):
         await _fetch(_fetcher("one.example"), "https://one.example/clip.mp4")
 
@@ -258,11 +239,7 @@ async def test_a_name_is_looked_up_once_and_the_connection_goes_where_it_led(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """A second look-up might lead elsewhere."""
-
-    async def answer(_: str, writer: asyncio.StreamWriter) -> None:
-        writer.write(DATA)
-
-    async with _fetching(answer, "one.example") as fetch:
+    async with _fetching(DATA, "one.example") as fetch:
         with monkeypatch.context() as patched:
             asked = _resolve(patched, "127.0.0.1")
             assert await fetch("") == b"data"
@@ -287,9 +264,7 @@ async def test_a_fetch_says_who_fetches_and_leaves_nothing_for_the_next_one() ->
 
 @pytest.mark.parametrize("encoding", ["gzip", "GZIP", "deflate", "br", "aws-chunked"])
 async def test_a_compressed_reply_is_refused_by_name(encoding: str) -> None:
-    async def answer(_: str, writer: asyncio.StreamWriter) -> None:
-        writer.write(DATA.replace(b"\r\n", f"\r\nContent-Encoding: {encoding}\r\n".encode(), 1))
-
+    answer = DATA.replace(b"\r\n", f"\r\nContent-Encoding: {encoding}\r\n".encode(), 1)
     async with _fetching(answer) as fetch:
         if encoding == "aws-chunked":  # no compression
             assert await fetch("") == b"data"

@@ -17,7 +17,7 @@ from gateway.media.uploads import ReadPiece, Uploads, UploadsFullError, is_uploa
 from hippo.errors import InvalidRequestError, MediaError, NotFoundError
 from tests.support.running.gateways import Clock
 
-MAX_BYTES, MAX_FILE_BYTES, TTL_S = 100, 60, 10.0
+TTL_S = 10.0
 
 
 @pytest.fixture
@@ -30,15 +30,10 @@ def uploads(tmp_path: Path, clock: Clock) -> Uploads:
     return _uploads(tmp_path, clock)
 
 
-def _uploads(folder: Path, clock: Clock, *, max_bytes: int = MAX_BYTES) -> Uploads:
-    settings = GatewaySettings(
-        target=("localhost:1",),
-        upload_dir=str(folder),
-        max_upload_bytes=max_bytes,
-        max_media_bytes=MAX_FILE_BYTES,
-        upload_ttl_s=TTL_S,
-    )
-    return Uploads(settings, clock_s=clock)
+def _uploads(folder: Path, clock: Clock, *, max_bytes: int = 100) -> Uploads:
+    limits: dict[str, Any] = {"max_upload_bytes": max_bytes, "max_media_bytes": 60}
+    limits |= {"upload_dir": str(folder), "upload_ttl_s": TTL_S}
+    return Uploads(GatewaySettings(target=("localhost:1",), **limits), clock_s=clock)
 
 
 def _reading(data: bytes) -> ReadPiece:
@@ -65,21 +60,14 @@ async def test_what_was_uploaded_is_read_again(uploads: Uploads) -> None:
     assert is_upload_id(upload.video_id)
     assert (upload.num_bytes, upload.filename) == (50, "a.mp4")
     assert upload.expires_s == upload.created_s + TTL_S
-    assert Path(uploads.path(upload.video_id, None)).read_bytes() == data
-
-
-async def test_it_expires(uploads: Uploads, clock: Clock, tmp_path: Path) -> None:
-    video_id = await _add(uploads, 1)
-    clock.now_s += TTL_S
-    with pytest.raises(NotFoundError):
-        uploads.get(video_id, None)
-    assert _files(tmp_path) == []
+    assert (uploads.folder / uploads.get(upload.video_id, None).video_id).read_bytes() == data
 
 
 @pytest.mark.parametrize("expires", [False, True])
 async def test_what_a_request_uses_is_kept_until_its_end(
     uploads: Uploads, clock: Clock, tmp_path: Path, expires: bool
 ) -> None:
+    """An upload that expires or is deleted meanwhile."""
     video_id = await _add(uploads, 60)
     with uploads.keeping([video_id, "data:,"]):
         with uploads.keeping([video_id, video_id]):
@@ -105,12 +93,15 @@ async def test_the_size_of_a_file_is_bounded(uploads: Uploads, tmp_path: Path) -
 
 
 async def test_a_full_store_takes_no_more_until_something_has_gone(
-    uploads: Uploads, clock: Clock
+    uploads: Uploads, clock: Clock, tmp_path: Path
 ) -> None:
-    await _add(uploads, 60)
+    video_id = await _add(uploads, 60)
     with pytest.raises(UploadsFullError):
         await _add(uploads, 41)
     clock.now_s += TTL_S
+    with pytest.raises(NotFoundError):
+        uploads.get(video_id, None)
+    assert _files(tmp_path) == []
     await _add(uploads, 60)
 
 
@@ -120,14 +111,23 @@ async def test_without_room_for_any_there_are_no_uploads(tmp_path: Path, clock: 
         await _add(uploads, 1)
 
 
-async def test_an_upload_that_breaks_off_leaves_nothing(uploads: Uploads, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("failure", "error", "words"),
+    [
+        (ConnectionError("reset"), ConnectionError, "reset"),
+        (OSError(errno.ENOSPC, "No space left on device"), UploadsFullError, "--upload-dir"),
+    ],
+)
+async def test_an_upload_that_breaks_off_leaves_nothing(
+    uploads: Uploads, tmp_path: Path, failure: OSError, error: type[Exception], words: str
+) -> None:
     async def read() -> bytes:
         if not _files(tmp_path):
-            return b"x"
-        raise ConnectionError
+            return b"x" * 20
+        raise failure
 
-    for _ in range(3):
-        with pytest.raises(ConnectionError):
+    for _ in range(6):
+        with pytest.raises(error, match=words):
             await uploads.add_upload(read, filename="", owner=None)
     assert _files(tmp_path) == []
     await _add(uploads, 60)
@@ -161,15 +161,6 @@ async def test_a_folder_that_another_gateway_deletes_before_it_is_locked_is_made
     monkeypatch.setattr(moment, deleted_before)
     uploads = _uploads(tmp_path, clock)
     assert [await _add(uploads, 1)] == [path.name for path in _files(tmp_path)]
-
-
-async def test_a_full_disk_is_told(uploads: Uploads, tmp_path: Path) -> None:
-    async def read() -> bytes:
-        raise OSError(errno.ENOSPC, "No space left on device")
-
-    with pytest.raises(UploadsFullError, match="--upload-dir"):
-        await uploads.add_upload(read, filename="", owner=None)
-    assert _files(tmp_path) == []
 
 
 async def test_closing_deletes_everything(uploads: Uploads, tmp_path: Path) -> None:

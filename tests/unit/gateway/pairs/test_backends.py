@@ -2,96 +2,56 @@
 
 from __future__ import annotations
 
-import asyncio
 import dataclasses
-import logging
-from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
 
 import pytest
 from tokenizers import Tokenizer
-from tokenizers.models import WordLevel
 
-from gateway.common.config import GatewaySettings
 from gateway.common.errors import ModelNotFoundError
-from gateway.pairs.backends import Backends
-from gateway.pairs.targets import Pair
 from gateway.pairs.watch import Watch
 from hippo.errors import OverloadedError, UnavailableError
-from hippo.rpc.client import DraftClient, TargetClient
+from hippo.rpc.client import TargetClient
 from tests.support.models.toy_model import ToyModel
-from tests.support.running.services import serving_draft, serving_target, toy_request, until
+from tests.support.running.gateways import until_up, watching
+from tests.support.running.services import (
+    serving_draft,
+    serving_target,
+    toy_request,
+    until,
+    with_tokenizer,
+)
 
 
 def model_on(*device_uuids: str, name: str = "toy") -> ToyModel:
-    model = ToyModel()
-    tokenizer = Tokenizer(WordLevel({"a": 0}, unk_token="a"))
-    model.info = dataclasses.replace(
-        model.info,
-        name=name,
-        tokenizer_json=tokenizer.to_str().encode(),
-        device_uuids=device_uuids,
-    )
+    model = with_tokenizer(ToyModel())
+    model.info = dataclasses.replace(model.info, name=name, device_uuids=device_uuids)
     return model
-
-
-Named = TargetClient | DraftClient | str
-
-
-async def until_up(backends: Backends, num_targets: int, num_drafts: int = 0) -> None:
-    wanted = (num_targets, num_drafts)
-    await until(lambda: (backends.num_targets_up, backends.num_drafts_up) == wanted)
-
-
-@asynccontextmanager
-async def watching(
-    targets: Sequence[Named],
-    drafts: Sequence[Named] = (),
-    *,
-    num_up: tuple[int, int] | None = None,
-    **settings: Any,
-) -> AsyncIterator[Backends]:
-    """Watches the services of these clients or addresses; first waits until so many are up, or
-    all."""
-    addresses = [
-        tuple(each if isinstance(each, str) else each.address for each in role)
-        for role in (targets, drafts)
-    ]
-    backends = Backends(GatewaySettings(target=addresses[0], draft=addresses[1], **settings))
-    await backends.start()
-    await until_up(backends, *(num_up or (len(targets), len(drafts))))
-    yield backends
-    await backends.close()
 
 
 @pytest.mark.parametrize(
     ("draft", "target", "shared"),
     [
-        (("gpu-a",), ("gpu-a",), "gpu-a"),
-        (("gpu-b",), ("gpu-a", "gpu-b"), "gpu-b"),
-        (("gpu-a",), ("gpu-b",), None),
-        ((), (), None),  # on a CPU nothing is known
+        ("gpu-a", "gpu-a", "gpu-a"),
+        ("gpu-b", "gpu-a gpu-b", "gpu-b"),
+        ("gpu-a", "gpu-b", None),
+        ("", "", None),  # on a CPU nothing is known
     ],
 )
 async def test_a_pair_that_shares_a_gpu_is_warned_about(
-    draft: tuple[str, ...],
-    target: tuple[str, ...],
-    shared: str | None,
-    caplog: pytest.LogCaptureFixture,
+    draft: str, target: str, shared: str | None, caplog: pytest.LogCaptureFixture
 ) -> None:
     async with (
-        serving_draft(model_on(*draft)) as (_, draft_client),
-        serving_target(model_on(*target)) as (_, target_client),
+        serving_draft(model_on(*draft.split())) as (_, draft_client),
+        serving_target(model_on(*target.split())) as (_, target_client),
+        watching([target_client], [draft_client]) as backends,
     ):
-        with caplog.at_level(logging.WARNING, "gateway.pairs.backends"):
-            async with watching([target_client], [draft_client]) as backends:
-                pair = backends.pair(None)
-                found = await asyncio.wait_for(pair.wait_draft(), 30)
-                assert pair.target.times(found).takes_turns == (shared is not None)
-                assert not pair.target.times(None).takes_turns
+        pair = backends.pair(None)
+        found = await pair.wait_draft()
+        assert pair.target.times(found).takes_turns == (shared is not None)
+        assert not pair.target.times(None).takes_turns
     warned = [record.getMessage() for record in caplog.records if "one GPU" in record.getMessage()]
     assert len(warned) == (shared is not None)
     assert all(f"({shared})" in message for message in warned)
@@ -122,9 +82,8 @@ async def test_each_model_has_its_targets_and_one_draft_serves_them_all() -> Non
 async def test_the_model_of_a_target_that_has_never_answered_may_be_any(
     unknown: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(
-        "gateway.pairs.discovery.addresses_of", Mock(side_effect=OSError(2, "nothing"))
-    )
+    looked_up = Mock(side_effect=OSError(2, "nothing"))
+    monkeypatch.setattr("gateway.pairs.discovery.addresses_of", looked_up)
     async with (
         serving_target(model_on(name="small")) as (_, small),
         watching([small, unknown], num_up=(1, 0)) as backends,
@@ -150,35 +109,23 @@ async def test_an_unhealthy_target_is_left_out_and_taken_back(
         await until_up(backends, 2)  # it was well all the time
 
 
-class _TokenizerOfNow:
-    """Reads what it is given only when it is ``new``, as tokenizers does after an upgrade."""
-
-    is_new = False
-    num_asked = 0
-
-    @classmethod
-    def from_buffer(cls, data: bytes) -> Tokenizer:
-        cls.num_asked += 1
-        if not cls.is_new:
-            raise Exception("data did not match any variant of untagged enum ModelWrapper")
-        return Tokenizer.from_buffer(data)
-
-
 async def test_a_tokenizer_that_cannot_be_read_is_told_and_tried_again(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr("gateway.pairs.targets.Tokenizer", _TokenizerOfNow)
+    error = Exception("data did not match any variant of untagged enum ModelWrapper")
+    tokenizer = Mock(from_buffer=Mock(side_effect=error))
+    monkeypatch.setattr("gateway.pairs.targets.Tokenizer", tokenizer)
     monkeypatch.setattr("gateway.pairs.watch._PERIOD_UP_S", 0.01)
     async with (
         serving_target(model_on(name="newer")) as (_, client),
         watching([client], num_up=(0, 0)) as backends,
     ):
-        await until(lambda: _TokenizerOfNow.num_asked > 2)
+        await until(lambda: tokenizer.from_buffer.call_count > 2)
         with pytest.raises(UnavailableError, match=r"cannot read the tokenizer of newer at .*"):
             backends.pair(None)
         told = [record.getMessage() for record in caplog.records if record.levelname == "ERROR"]
         assert len(told) == 1 and "untagged enum ModelWrapper" in told[0]
-        _TokenizerOfNow.is_new = True
+        tokenizer.from_buffer.side_effect = Tokenizer.from_buffer  # as after an upgrade
         await until_up(backends, 1)
 
 
@@ -207,8 +154,8 @@ async def test_swapped_addresses_are_told() -> None:
         watching([draft], [target], num_up=(0, 0)) as backends,
     ):
         watches: list[Watch[Any]] = [*backends.targets, *backends.drafts]
+        await until(lambda: all("is down" in each.problem for each in watches))
         for watch, noun in zip(watches, ("target", "draft"), strict=True):
-            await until(lambda: "is down" in watch.problem)  # noqa: B023
             assert watch.problem.startswith(
                 f"the {noun} service at {watch.address} is down, loading or draining: the server "
                 f"there is no {noun} service"
@@ -242,23 +189,6 @@ async def test_without_any_target_each_ones_problem_is_told() -> None:
     async with watching(["127.0.0.1:1", "127.0.0.1:2"], num_up=(0, 0)) as backends:
         with pytest.raises(UnavailableError, match=r"127.0.0.1:1 .*; .*127.0.0.1:2 "):
             backends.pair(None)
-
-
-async def test_a_draft_on_the_targets_host_is_preferred_while_it_has_a_slot() -> None:
-    async with (
-        serving_target(model_on()) as (_, target),
-        serving_draft(model_on()) as (_, near),
-        serving_draft(model_on()) as (_, far),
-        watching([target], [far.address.replace("127.0.0.1", "localhost"), near]) as backends,
-    ):
-        keys = [str(number).encode() for number in range(20)]
-        (pair,) = backends.pairs(None, b"")
-        chosen = {Pair(pair.target, key).draft for key in keys}
-        assert [each.address for each in chosen if each is not None] == [near.address]
-        (own,) = chosen
-        assert own is not None
-        own.report_refusal()
-        assert {Pair(pair.target, key).draft for key in keys}.isdisjoint(chosen)
 
 
 async def test_a_service_found_by_name_must_have_the_names_certificate(

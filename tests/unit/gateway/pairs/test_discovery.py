@@ -81,7 +81,7 @@ async def test_services_come_and_go_and_a_running_sequence_keeps_one_open(
         (UnicodeError("label too long"), "no address: label"),
         (RuntimeError("surprise"), "cannot be used: surprise"),
     ],
-    ids=lambda value: type(value).__name__ if isinstance(value, Exception) else "",
+    ids=["none", "long", "surprise"],
 )
 async def test_while_a_name_cannot_be_looked_up_its_services_stay(
     failure: Exception,
@@ -103,10 +103,10 @@ async def test_while_a_name_cannot_be_looked_up_its_services_stay(
 async def test_a_service_that_cannot_be_made_is_tried_again(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    missing = [True]
+    missing = ["b:1"]
 
     def make(address: str, name: str) -> Listed:
-        if missing[0] and address == "b:1":
+        if address in missing:
             raise InvalidRequestError("TLS file ca.pem: No such file or directory")
         return Listed(address, name)
 
@@ -115,7 +115,7 @@ async def test_a_service_that_cannot_be_made_is_tried_again(
         answers[0] = ["a:1"]
         await until(lambda: len(pool.services) == 2)
         answers[0] = ["a:1", "b:1"]
-        missing[0] = False
+        missing.clear()
         await until(lambda: len(pool.services) == 3)
         assert pool.problems == []
         assert all(each.states == ["started"] for each in pool.services)

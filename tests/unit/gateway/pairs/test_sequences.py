@@ -4,43 +4,29 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 import pytest
 
-from gateway.answer.completion import Completion
-from gateway.answer.plan import SpeculationPlan
-from gateway.answer.report import AnswerRecord
-from gateway.pairs.targets import Pair
 from hippo.errors import UnavailableError
 from hippo.models.interface.base import StepPlan
-from hippo.types import Pruning
 from tests.support.models.toy_model import ToyModel
 from tests.support.running.gate import Gate
+from tests.support.running.gateways import completion_of, until_up, watching
 from tests.support.running.services import (
     backend_of,
-    no_files,
     serving_draft,
     serving_target,
     toy_request,
     until,
     with_tokenizer,
 )
-from tests.unit.gateway.pairs.test_backends import until_up, watching
 
 
-def _completion(pairs: Sequence[Pair]) -> Completion:
-    return Completion(
-        toy_request(),
-        plan=SpeculationPlan("serial", 4, 4, Pruning()),
-        pairs=pairs,
-        stops=(),
-        draft_stall_s=5,
-        timeout_s=None,
-        record=AnswerRecord(policy="serial", received_ns=time.monotonic_ns()),
-        news=asyncio.Event(),
-        copy_files=no_files,
-    )
+def _wait_until(condition: Callable[[], bool]) -> None:
+    """Holds a device thread."""
+    while not condition():
+        time.sleep(0.005)
 
 
 @pytest.mark.parametrize("broken", ["target", "draft"])
@@ -56,7 +42,7 @@ async def test_a_service_that_breaks_a_stream_is_left_out_at_once(
         watching([target_client], [draft_client]) as backends,
     ):
         model.on_forward = gate
-        completion = _completion([backends.pair(None)])
+        completion = completion_of(backends.pair(None), toy_request(), "serial")
         try:
             async with completion:
                 await until(gate.has_arrived.is_set)
@@ -77,12 +63,6 @@ async def test_a_service_that_breaks_a_stream_is_left_out_at_once(
             gate.open()
 
 
-def _wait_until(condition: Callable[[], bool]) -> None:
-    """Holds a device thread."""
-    while not condition():
-        time.sleep(0.005)
-
-
 async def test_a_sequence_in_the_targets_queue_leaves_the_drafts_slots_to_running_ones() -> None:
     model, gate = with_tokenizer(ToyModel(num_slots=1)), Gate()
 
@@ -91,8 +71,8 @@ async def test_a_sequence_in_the_targets_queue_leaves_the_drafts_slots_to_runnin
         serving_draft(with_tokenizer(ToyModel(num_slots=2))) as (draft, draft_client),
         watching([client], [draft_client]) as backends,
     ):
-        pairs = [backends.pair(None)]
-        first, second = _completion(pairs), _completion(pairs)
+        pair = backends.pair(None)
+        first, second = (completion_of(pair, toy_request(), "serial") for _ in range(2))
         opened = backend_of(draft).engine.counters
 
         num_before = len(model.reused)  # prefills, of the warm-up
