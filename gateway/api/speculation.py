@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 from gateway.answer.plan import SpeculationPlan
-from gateway.api.schemas import PruningOptions, SpeculationOptions
+from gateway.api.media_schemas import field_error
+from gateway.api.schemas import SpeculationOptions
 from gateway.common.config import GatewaySettings
-from hippo.errors import InvalidRequestError
 from hippo.speculation.policies import DEFAULT_GAMMA, MAX_DRAFT_TOKENS
 from hippo.types import Pruning, PruningStrategy, SpatialScore
 
@@ -44,13 +45,10 @@ def speculation_plan(
     """
     options = options or SpeculationOptions()
     most = settings.max_draft_tokens
-    for name in ("gamma", "max_draft_tokens"):
-        value = getattr(options, name)
+    given = options.model_dump(include={"gamma", "max_draft_tokens", "guesses"}, exclude_none=True)
+    for name, value in given.items():
         if isinstance(value, int) and value > most:
-            raise InvalidRequestError(
-                f"speculative.{name} is {value}; this server allows {most}",
-                param=f"speculative.{name}",
-            )
+            raise field_error(f"speculative.{name}", f"is {value}; this server allows {most}")
     by_default = Pruning(
         PruningStrategy(settings.pruning_strategy),
         settings.pruning_ratio,
@@ -58,42 +56,28 @@ def speculation_plan(
     )
     default = SpeculationPlan(settings.policy, settings.gamma, most, by_default)
     plan = PRESETS[options.preset] if options.preset else default
-    given = options.model_dump(include={"gamma", "max_draft_tokens", "guesses"}, exclude_none=True)
     plan = replace(
         plan,
         policy_name=options.policy or plan.policy_name,
-        pruning=_pruning(options.pruning, plan.pruning),
+        pruning=_pruning(options, plan.pruning, settings.allowed_pruning_strategies),
         is_default=not (
             options.preset or options.policy or options.gamma or options.max_draft_tokens
         ),
         **{"max_draft_tokens": most, **given},
     )
-    _check_allowed(plan.pruning.strategy, options, settings)
     return plan if plan.gamma == "auto" else replace(plan, gamma=min(plan.gamma, most))
 
 
-def _pruning(options: PruningOptions, published: Pruning) -> Pruning:
-    given = options.model_dump(exclude_none=True)
-    if "strategy" in given:
-        given["strategy"] = PruningStrategy(given["strategy"])
-    if "spatial_score" in given:
-        given["spatial_score"] = SpatialScore(given["spatial_score"])
+def _pruning(options: SpeculationOptions, published: Pruning, allowed: Sequence[str]) -> Pruning:
+    given = options.pruning.model_dump(exclude_none=True)
     if given.keys() & {"strategy", "ratio"}:  # whoever says how to prune wants it of any prompt
         given.setdefault("min_visual_tokens", 0)
-    return replace(published, **given)
-
-
-def _check_allowed(
-    strategy: PruningStrategy, options: SpeculationOptions, settings: GatewaySettings
-) -> None:
-    if strategy.value in settings.allowed_pruning_strategies:
-        return
-    # The operator's default is always allowed, so the request named this strategy.
-    given = options.pruning.strategy
-    field = "pruning.strategy" if given else "preset"
-    allowed = ", ".join(settings.allowed_pruning_strategies)
-    asked = given or f"{options.preset} (strategy {strategy.value})"
-    raise InvalidRequestError(
-        f"speculative.{field} is {asked}; this server allows the strategies {allowed}",
-        param=f"speculative.{field}",
-    )
+    pruning = replace(published, **given)
+    name = pruning.strategy.value
+    if name not in allowed:  # the operator's default is, so the request named this strategy
+        field, asked = "pruning.strategy", name
+        if options.pruning.strategy is None:
+            field, asked = "preset", f"{options.preset} (strategy {name})"
+        why = f"is {asked}; this server allows the strategies {', '.join(allowed)}"
+        raise field_error(f"speculative.{field}", why)
+    return pruning

@@ -9,10 +9,13 @@ import secrets
 from collections.abc import Collection
 from dataclasses import replace
 
+from gateway.answer.plan import SpeculationPlan
 from gateway.api import media_fields
+from gateway.api.media_schemas import field_error
 from gateway.api.schemas import ChatCompletionRequest
 from gateway.api.structured import constrained_by
 from gateway.common.config import GatewaySettings
+from hippo.base.local_files import shorten
 from hippo.base.validation import validate_sampling
 from hippo.errors import ContextLengthError, InvalidRequestError, MediaError
 from hippo.types import (
@@ -22,10 +25,12 @@ from hippo.types import (
     ModelInfo,
     OpenRequest,
     Pruning,
+    PruningStrategy,
     SamplingParams,
     TextPart,
 )
 
+NO_PRUNING = Pruning(PruningStrategy.NONE)
 _MOST_DIGITS = 10  # digits of a token id
 # Drawn seeds are exact as a double, so that every JSON reader can send them back.
 _SEED_BITS = 53
@@ -64,10 +69,8 @@ def _sampling_params(
     biases = []
     for key, bias in (request.logit_bias or {}).items():
         if not (key.isdecimal() and len(key) <= _MOST_DIGITS):
-            shown = key if len(key) <= 40 else key[:37] + "..."
-            raise InvalidRequestError(
-                f"logit_bias names token {shown!r}; token ids are whole numbers", param="logit_bias"
-            )
+            why = f"names token {shorten(key)!r}; token ids are whole numbers"
+            raise field_error("logit_bias", why)
         biases.append((int(key), bias))
     given = request.model_dump(include=_SAMPLING_FIELDS, exclude_none=True)
     if given.get("top_k") == -1:
@@ -82,13 +85,12 @@ def open_request(
     request: ChatCompletionRequest,
     *,
     request_id: str,
-    pruning: Pruning,
+    plan: SpeculationPlan,
     info: ModelInfo,
     settings: GatewaySettings,
     owner: str | None = None,
     client: str = "",
     grammar: str = "",
-    without_guesses: bool = False,
 ) -> OpenRequest:
     """Returns the first message for both services, without the media and the coordinator's pace.
 
@@ -99,9 +101,8 @@ def open_request(
     max_tokens, is_default = _max_tokens(request, info, settings)
     if sampling.min_tokens > max_tokens:
         what = "this server's default limit" if is_default else _limit_field(request)
-        raise InvalidRequestError(
-            f"min_tokens is {sampling.min_tokens}, more than {what} ({max_tokens})",
-            param="min_tokens",
+        raise field_error(
+            "min_tokens", f"is {sampling.min_tokens}, more than {what} ({max_tokens})"
         )
     return OpenRequest(
         request_id=request_id,
@@ -109,19 +110,20 @@ def open_request(
         media=(),
         sampling=sampling,
         frame_plan=media_fields.frame_plan(request),
-        pruning=pruning,
+        # Without a draft, the target need not score visual tokens.
+        pruning=plan.pruning if plan.wants_draft and settings.draft else NO_PRUNING,
         max_tokens=max_tokens,
         end_token_ids=_end_token_ids(request, info),
-        cache_salt=own_salt(request.cache_salt or "", None if settings.share_caches else owner),
+        cache_salt=_own_salt(request.cache_salt or "", None if settings.share_caches else owner),
         num_top_logprobs=(request.top_logprobs or 0) if request.logprobs else None,
-        without_guesses=without_guesses,
+        without_guesses=not plan.guesses,
         is_max_tokens_default=is_default,
         allow_special_tokens=bool(request.allow_special_tokens),
         client=client,
     )
 
 
-def own_salt(salt: str, owner: str | None) -> str:
+def _own_salt(salt: str, owner: str | None) -> str:
     """Returns a client's ``salt`` as the services get it: no two keys have the same."""
     return salt if owner is None else hashlib.sha256(repr((owner, salt)).encode()).hexdigest()
 
@@ -130,8 +132,8 @@ def num_choices(request: ChatCompletionRequest, settings: GatewaySettings) -> in
     """Returns the number of choices. Raises InvalidRequestError above the operator's limit."""
     count = request.n or 1
     if count > settings.max_choices:
-        raise InvalidRequestError(
-            f"n is {count}; this server gives at most {settings.max_choices} choices", param="n"
+        raise field_error(
+            "n", f"is {count}; this server gives at most {settings.max_choices} choices"
         )
     return count
 
@@ -150,20 +152,17 @@ def in_clients_words(
     """Returns a service's error with the client's name of the field at fault in its message and
     ``param``."""
     items = [field for field, *_ in media_fields.media_parts(request)]
-    if isinstance(error, MediaError) and error.param is None and len(items) == 1:
-        return MediaError(error.message, param=items[0])
-    places = {f"media[{index}]": field for index, field in enumerate(items)}
-    if error.param in places:
-        return type(error)(error.message, param=places[error.param])
     names = {
         "max_tokens": _limit_field(request),
         "sampling.grammar": constrained_by(request) or "response_format",
         **media_fields.frame_fields(request),
+        **{f"media[{index}]": field for index, field in enumerate(items)},
     }
+    if isinstance(error, MediaError) and error.param is None and len(items) == 1:
+        return MediaError(error.message, param=items[0])
     if error.param not in names:
         return error
-    pattern = r"(?<![\w.])" + re.escape(error.param) + r"(?!\w)"
-    name = names[error.param]
+    name, pattern = names[error.param], r"(?<![\w.])" + re.escape(error.param) + r"(?!\w)"
     return type(error)(re.sub(pattern, name, error.message), param=name)
 
 
@@ -193,11 +192,8 @@ def _end_token_ids(request: ChatCompletionRequest, info: ModelInfo) -> tuple[int
     given = request.stop_token_ids or ()
     for token_id in given:
         if not 0 <= token_id < info.num_token_ids:
-            raise InvalidRequestError(
-                f"stop_token_ids names token {token_id}; token ids are 0 to "
-                f"{info.num_token_ids - 1}",
-                param="stop_token_ids",
-            )
+            why = f"names token {token_id}; token ids are 0 to {info.num_token_ids - 1}"
+            raise field_error("stop_token_ids", why)
     return tuple(dict.fromkeys((*ends, *given)))
 
 

@@ -37,13 +37,12 @@ from hippo.errors import (
     UnavailableError,
 )
 from hippo.metrics import vllm
-from hippo.types import Media, MediaKind, ModelInfo, OpenRequest, Pruning, PruningStrategy
+from hippo.types import Media, MediaKind, ModelInfo, OpenRequest
 
 router = APIRouter(prefix="/v1", tags=["chat"])
 
 _LAST_WORD_S = 1.0
 _SERVICES_GRACE_S = 1.0  # after the limit the services end a sequence, in case the gateway hangs
-_NO_PRUNING = Pruning(PruningStrategy.NONE)
 
 
 @router.post("/chat/completions", response_model=None, responses={200: CHAT_ANSWERED})
@@ -159,14 +158,12 @@ class ChatResponse(Response):
         request = translate.open_request(
             body,
             request_id=self._request_id,
-            # Without a draft, the target need not score visual tokens.
-            pruning=plan.pruning if plan.wants_draft and settings.draft else _NO_PRUNING,
+            plan=plan,
             info=info,
             settings=settings,
             owner=self._owner,
             client=self._client,
             grammar=await structured.checked_grammar(body, state.trials),
-            without_guesses=not plan.guesses,
         )
         sources = media_fields.media_sources(body, info, self._owner)
         media = await state.media.read_media(sources, self._holding, owner=self._owner)
@@ -178,7 +175,7 @@ class ChatResponse(Response):
         is_calibration = can_calibrate and pair.target.calibration.is_due(request.max_tokens)
         if is_calibration:
             plan = replace(plan, policy_name="off")  # the answer is the same
-            request = replace(request, pruning=_NO_PRUNING)
+            request = replace(request, pruning=translate.NO_PRUNING)
         dirs = pair.media_dirs(wants_draft=plan.wants_draft)
         media = await state.media.copy_files(media, self._holding, dirs)
         request = replace(request, media=media)

@@ -28,7 +28,7 @@ def _open(settings: GatewaySettings = SETTINGS, /, **fields: Any) -> OpenRequest
     return translate.open_request(
         request,
         request_id="r",
-        pruning=speculation_plan(request.speculative, settings).pruning,
+        plan=speculation_plan(request.speculative, settings),
         info=INFO,
         settings=settings,
     )
