@@ -19,6 +19,10 @@ FIELD = "file"
 _MOST_PARTS = 64  # each takes the parser as long as some kilobytes of a file
 
 
+def _refusal(message: str) -> InvalidRequestError:
+    return InvalidRequestError(message, param=FIELD)
+
+
 class FormFile:
     """The field ``file`` of a form, read from the pieces of a request's ``body``; other fields are
     skipped. ``read_head`` comes first, then ``read_piece`` until it returns an empty piece."""
@@ -27,10 +31,9 @@ class FormFile:
         """Raises InvalidRequestError for a body of another type."""
         kind, options = parse_options_header(content_type)
         if kind != b"multipart/form-data" or not options.get(b"boundary"):
-            raise InvalidRequestError(
+            raise _refusal(
                 f"the content type is {content_type or 'missing'!r}; expected multipart/form-data "
-                f"with the video in the field {FIELD!r}",
-                param=FIELD,
+                f"with the video in the field {FIELD!r}"
             )
         self._body = body
         self._pieces: deque[bytes] = deque()
@@ -38,32 +41,26 @@ class FormFile:
         self._is_file = False  # whether the part being read is the file
         self._has_ended = False
         self._num_parts = 0
-        self._header = [b"", b""]
-        self._disposition = b""
-        try:
-            self._parser = MultipartParser(options[b"boundary"], self._callbacks())
-        except (FormParserError, UnicodeError) as error:
-            raise InvalidRequestError(
-                f"the form's boundary cannot be used: {error}", param=FIELD
-            ) from None
-
-    def _callbacks(self) -> MultipartCallbacks:
-        return {
+        self._header = (bytearray(), bytearray())  # name and value
+        callbacks: MultipartCallbacks = {
             "on_part_begin": self._on_part_begin,
-            "on_header_field": lambda data, start, end: self._add_header(0, data[start:end]),
-            "on_header_value": lambda data, start, end: self._add_header(1, data[start:end]),
+            "on_header_field": lambda data, start, end: self._header[0].extend(data[start:end]),
+            "on_header_value": lambda data, start, end: self._header[1].extend(data[start:end]),
             "on_header_end": self._on_header_end,
-            "on_headers_finished": self._on_headers_finished,
             "on_part_data": self._on_part_data,
             "on_end": self._on_end,
         }
+        try:
+            self._parser = MultipartParser(options[b"boundary"], callbacks)
+        except (FormParserError, UnicodeError) as error:
+            raise _refusal(f"the form's boundary cannot be used: {error}") from None
 
     async def read_head(self) -> str:
         """Returns the file's name; raises InvalidRequestError for a form without the file."""
         while self._name is None and await self._parse_next():
             pass
         if self._name is None:
-            raise InvalidRequestError(f"the form has no file in the field {FIELD!r}", param=FIELD)
+            raise _refusal(f"the form has no file in the field {FIELD!r}")
         return self._name
 
     async def read_piece(self) -> bytes:
@@ -85,31 +82,24 @@ class FormFile:
             elif not self._has_ended:
                 raise ClientDisconnect
         except ClientDisconnect:
-            raise InvalidRequestError("the form is cut off; send it whole", param=FIELD) from None
+            raise _refusal("the form is cut off; send it whole") from None
         except MultipartParseError as error:
-            raise InvalidRequestError(f"the form is malformed: {error}", param=FIELD) from None
+            raise _refusal(f"the form is malformed: {error}") from None
         return piece is not None
 
     def _on_part_begin(self) -> None:
-        self._is_file, self._disposition = False, b""
+        self._is_file = False
         self._num_parts += 1
         if self._num_parts > _MOST_PARTS:
-            raise InvalidRequestError(
-                f"the form has more than {_MOST_PARTS} parts; send the video alone", param=FIELD
-            )
-
-    def _add_header(self, place: int, data: bytes) -> None:
-        self._header[place] += data
+            raise _refusal(f"the form has more than {_MOST_PARTS} parts; send the video alone")
 
     def _on_header_end(self) -> None:
-        name, value = self._header
-        if name.lower() == b"content-disposition":
-            self._disposition = value
-        self._header = [b"", b""]
-
-    def _on_headers_finished(self) -> None:
-        _, options = parse_options_header(self._disposition)
-        if self._name is None and options.get(b"name") == FIELD.encode() and b"filename" in options:
+        name, value = map(bytes, self._header)
+        self._header = (bytearray(), bytearray())
+        if name.lower() != b"content-disposition" or self._name is not None:
+            return
+        _, options = parse_options_header(value)
+        if options.get(b"name") == FIELD.encode() and b"filename" in options:
             self._is_file = True
             self._name = options[b"filename"].decode(errors="replace")
 

@@ -37,7 +37,7 @@ from hippo.errors import (
     UnavailableError,
 )
 from hippo.metrics import vllm
-from hippo.types import Media, MediaKind, ModelInfo, OpenRequest
+from hippo.types import MediaKind, ModelInfo, OpenRequest
 
 router = APIRouter(prefix="/v1", tags=["chat"])
 
@@ -167,7 +167,11 @@ class ChatResponse(Response):
         )
         sources = media_fields.media_sources(body, info, self._owner)
         media = await state.media.read_media(sources, self._holding, owner=self._owner)
-        pairs = backends.pairs(info.name, await self._affinity_key(request.cache_salt, media))
+        key = b""
+        if backends.has_choice:
+            salt = request.cache_salt
+            key = await asyncio.to_thread(media_fields.affinity_key, body, salt, media)
+        pairs = backends.pairs(info.name, key)
         for each in pairs:
             structured.check_support(body, each.target.info or info)
         pair = pairs[0]
@@ -260,11 +264,6 @@ class ChatResponse(Response):
         if self._allowance is not None and not self._is_charged:
             self._is_charged = True
             self._allowance.charge_visual_tokens(choices.num_visual_tokens)
-
-    async def _affinity_key(self, salt: str, media: tuple[Media, ...]) -> bytes:
-        if not self._state.backends.has_choice:
-            return b""
-        return await asyncio.to_thread(media_fields.affinity_key, self._body, salt, media)
 
     async def _send_stream(self, choices: Choices, send: Send) -> None:
         """Starts the stream when the prompt was read, so that a bad prompt gets an error status,
