@@ -4,6 +4,7 @@ errors back to the client's names."""
 from __future__ import annotations
 
 import hashlib
+import itertools
 import re
 import secrets
 from collections.abc import Collection
@@ -20,7 +21,6 @@ from hippo.base.validation import validate_sampling
 from hippo.errors import ContextLengthError, InvalidRequestError, MediaError
 from hippo.types import (
     ChatMessage,
-    ContentPart,
     MediaPart,
     ModelInfo,
     OpenRequest,
@@ -43,19 +43,16 @@ _SAMPLING_FIELDS = {
 def _chat_messages(request: ChatCompletionRequest) -> tuple[ChatMessage, ...]:
     """Returns the conversation, with the media numbered in order."""
     messages = []
-    num_media = 0
+    numbers = itertools.count()
     for i, message in enumerate(request.messages):
-        parts: list[ContentPart] = []
-        for part in message.content:
-            if part.media is None:
-                parts.append(TextPart(part.text or ""))
-            else:
-                parts.append(MediaPart(num_media))
-                num_media += 1
-        if not parts:
+        if not message.content:
             raise InvalidRequestError("the message is empty", param=f"messages.{i}.content")
         role = "system" if message.role == "developer" else message.role
-        messages.append(ChatMessage(role=role, content=tuple(parts)))
+        parts = (
+            TextPart(part.text or "") if part.media is None else MediaPart(next(numbers))
+            for part in message.content
+        )
+        messages.append(ChatMessage(role, tuple(parts)))
     return tuple(messages)
 
 

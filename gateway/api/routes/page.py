@@ -23,12 +23,7 @@ _MEDIA_TYPES = {
     ".webm": "video/webm",
     ".mkv": "video/x-matroska",
 }
-_HEADERS = {
-    "content-security-policy": POLICY,
-    "x-content-type-options": "nosniff",
-    "referrer-policy": "no-referrer",
-    "cache-control": "no-cache",
-}
+_HEADERS = {"content-security-policy": POLICY, "cache-control": "no-cache"}
 _VIDEO: Any = {200: {"content": {"video/*": {"schema": {"type": "string", "format": "binary"}}}}}
 
 
