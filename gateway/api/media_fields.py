@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 from gateway.api.media_schemas import field_error
 from gateway.api.schemas import ChatCompletionRequest
@@ -104,37 +105,49 @@ def frame_plan(request: ChatCompletionRequest) -> FramePlan:
     As in vLLM's loader, ``num_frames`` beside ``fps`` is the most frames at this rate; alone it is
     the number of evenly spaced frames.
     """
-    frames, loading = request.processing, request.loading.video
     for name in ("fps", "num_frames"):
-        one, other = getattr(frames, name), getattr(loading, name)
+        one, other = getattr(request.processing, name), getattr(request.loading.video, name)
         if one and other and other > 0 and one != other:
             raise field_error(
                 f"media_io_kwargs.video.{name}",
                 f"is {other:g}, mm_processor_kwargs says {one:g}; give one of them",
             )
-    fps = frames.fps or max(loading.fps or 0.0, 0.0)
-    num_frames = frames.num_frames or max(loading.num_frames or 0, 0)
-    min_frames, max_frames = frames.min_frames or 0, frames.max_frames or 0
-    names = frame_fields(request)
-    if num_frames and not fps and (min_frames or max_frames):
-        other = names["min_frames" if min_frames else "max_frames"]
+    values, names = frame_fields(request)
+    count, fewest, most = (values[name] for name in ("num_frames", "min_frames", "max_frames"))
+    if count and values["fps"]:
+        most, count = min(count, most or count), 0
+    if count and (fewest or most):
+        other = names["min_frames" if fewest else "max_frames"]
         raise field_error(names["num_frames"], f"and {other} exclude each other; give one of them")
-    if num_frames and fps:
-        max_frames, num_frames = min(num_frames, max_frames or num_frames), 0
-    if 0 < max_frames < min_frames:
-        why = f"is {min_frames}, more than {names['max_frames']} ({max_frames})"
+    if 0 < most < fewest:
+        why = f"is {fewest}, more than {names['max_frames']} ({most})"
         raise field_error(names["min_frames"], why)
-    min_pixels, max_pixels = frames.pixel_limits
     colour = request.loading.image.rgba_background_color
-    return FramePlan(
-        fps=fps,
-        num_frames=num_frames,
-        min_frames=min_frames,
-        max_frames=max_frames,
-        min_pixels=min_pixels or 0,
-        max_pixels=max_pixels or 0,
-        background=0 if colour is None else 1 + int.from_bytes(bytes(colour)),
-    )
+    background = 0 if colour is None else 1 + int.from_bytes(bytes(colour))
+    values |= {"num_frames": count, "max_frames": most, "background": background}
+    return FramePlan(**values)
+
+
+def frame_fields(request: ChatCompletionRequest) -> tuple[dict[str, Any], dict[str, str]]:
+    """Returns the given values of the frame plan's fields (0: none), and the client's name of each;
+    a field that was not sent has its name in mm_processor_kwargs."""
+    frames, loading = request.processing, request.loading.video
+    values = {}
+    names = {"background": "media_io_kwargs.image.rgba_background_color"}
+    for name, other, place in (
+        ("fps", loading.fps, "media_io_kwargs.video.fps"),
+        ("num_frames", loading.num_frames, "media_io_kwargs.video.num_frames"),
+        ("min_frames", None, ""),
+        ("max_frames", None, ""),
+        ("min_pixels", frames.size.shortest_edge, "mm_processor_kwargs.size.shortest_edge"),
+        ("max_pixels", frames.size.longest_edge, "mm_processor_kwargs.size.longest_edge"),
+    ):
+        own = getattr(frames, name)
+        values[name] = own or max(other or 0, 0)
+        names[name] = place if own is None and other is not None else f"mm_processor_kwargs.{name}"
+    if not values["max_frames"] and (frames.num_frames or loading.num_frames) is not None:
+        names["max_frames"] = names["num_frames"]
+    return values, names
 
 
 def texts(request: ChatCompletionRequest) -> list[str]:
@@ -157,26 +170,6 @@ def with_visual_limit(
     limit = visual_limit(info.max_context_length, num_others, ceiling)
     plan = dataclasses.replace(request.frame_plan, max_visual_tokens=limit)
     return dataclasses.replace(request, frame_plan=plan)
-
-
-def frame_fields(request: ChatCompletionRequest) -> dict[str, str]:
-    """Returns the client's name of each frame plan field; a field that was not sent has its name in
-    mm_processor_kwargs."""
-    frames, loading = request.processing, request.loading.video
-    names = {
-        "background": "media_io_kwargs.image.rgba_background_color",
-        "min_frames": "mm_processor_kwargs.min_frames",
-    }
-    for name, value, other in (
-        ("fps", loading.fps, "media_io_kwargs.video.fps"),
-        ("num_frames", loading.num_frames, "media_io_kwargs.video.num_frames"),
-        ("max_frames", frames.num_frames or loading.num_frames, "num_frames"),
-        ("min_pixels", frames.size.shortest_edge, "mm_processor_kwargs.size.shortest_edge"),
-        ("max_pixels", frames.size.longest_edge, "mm_processor_kwargs.size.longest_edge"),
-    ):
-        own = getattr(frames, name) is not None or value is None
-        names[name] = f"mm_processor_kwargs.{name}" if own else names.get(other, other)
-    return names
 
 
 def media_parts(request: ChatCompletionRequest) -> Iterator[tuple[str, MediaKind, str, str]]:

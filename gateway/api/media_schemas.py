@@ -185,27 +185,18 @@ class MediaProcessing(Model):
         """The given fields that say which frames are sampled."""
         return self.given("fps", "num_frames", "min_frames", "max_frames")
 
-    @property
-    def pixel_limits(self) -> tuple[int | None, int | None]:
-        """The fewest and the most pixels of a frame or image, by either name."""
-        return (
-            self.size.shortest_edge if self.min_pixels is None else self.min_pixels,
-            self.size.longest_edge if self.max_pixels is None else self.max_pixels,
-        )
-
     @model_validator(mode="after")
     def _fields_agree(self) -> MediaProcessing:
         others = [name for name in self.frame_fields if name != "num_frames"]
         if self.num_frames is not None and others:
             raise refusal(f"num_frames and {others[0]} exclude each other; give one of them")
-        for name, one, other in (
-            ("min_pixels and size.shortest_edge", self.min_pixels, self.size.shortest_edge),
-            ("max_pixels and size.longest_edge", self.max_pixels, self.size.longest_edge),
-        ):
+        for name, edge in (("min_pixels", "shortest_edge"), ("max_pixels", "longest_edge")):
+            one, other = getattr(self, name), getattr(self.size, edge)
             if None not in (one, other) and one != other:
-                raise refusal(f"{name} differ; give one of them")
-        fewest, most = self.pixel_limits
-        if fewest is not None and most is not None and fewest > most:
+                raise refusal(f"{name} and size.{edge} differ; give one of them")
+        fewest = self.min_pixels or self.size.shortest_edge
+        most = self.max_pixels or self.size.longest_edge
+        if fewest and most and fewest > most:
             raise refusal(f"min_pixels is {fewest}, more than max_pixels ({most})")
         return self
 

@@ -152,7 +152,7 @@ def in_clients_words(
     names = {
         "max_tokens": _limit_field(request),
         "sampling.grammar": constrained_by(request) or "response_format",
-        **media_fields.frame_fields(request),
+        **media_fields.frame_fields(request)[1],
         **{f"media[{index}]": field for index, field in enumerate(items)},
     }
     if isinstance(error, MediaError) and error.param is None and len(items) == 1:
