@@ -83,7 +83,7 @@ REQUEST = {
     "continue_final_message": Neutral((False,), "every answer is a message of its own"),
     "documents": Neutral(([],), _NO_TEMPLATES),
     "echo": Neutral((False,), "the text is the answer alone"),
-    "truncate_prompt_tokens": Neutral((), "a prompt is read whole; one too long is refused"),
+    "truncate_prompt_tokens": Neutral((), "a prompt is read whole; one that is too long is refused"),
     "truncation_side": INERT,  # without truncate_prompt_tokens
     # vLLM, of structured output
     "guided_decoding_backend": INERT,

@@ -135,14 +135,6 @@ def num_choices(request: ChatCompletionRequest, settings: GatewaySettings) -> in
     return count
 
 
-def choice_requests(request: OpenRequest, count: int) -> list[OpenRequest]:
-    """Returns one request per choice; they differ in the choice index."""
-    return [
-        replace(request, sampling=replace(request.sampling, choice_index=index))
-        for index in range(count)
-    ]
-
-
 def in_clients_words(
     error: InvalidRequestError, request: ChatCompletionRequest
 ) -> InvalidRequestError:

@@ -82,7 +82,6 @@ class RequestMiddleware:
     async def _handle(
         self, scope: Scope, receive: Receive, send: Send, own: Span, method: str
     ) -> None:
-        """Handles a request, whose span is ``own``."""
         started_ns = time.monotonic_ns()
         given = Headers(scope=scope).get("x-request-id", "")
         request_id = given if _REQUEST_ID.fullmatch(given) else uuid.uuid4().hex

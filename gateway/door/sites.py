@@ -48,7 +48,6 @@ class SiteMiddleware:
         await self._app(scope, receive, send)
 
     def _problem(self, method: str, headers: Headers) -> str | None:
-        """Returns why a request is refused."""
         host = headers.get("host", "")
         if not self._is_ours(host):
             return (

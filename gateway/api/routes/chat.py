@@ -19,6 +19,7 @@ from gateway.answer.completion import Completion
 from gateway.answer.events import EventLog
 from gateway.answer.plan import SpeculationPlan
 from gateway.answer.report import AnswerRecord, Timeline
+from gateway.answer.streams import CopyFiles
 from gateway.api import media_fields, speculation, sse, structured, translate
 from gateway.api.openapi import CHAT_ANSWERED
 from gateway.api.schemas import ChatCompletionRequest
@@ -125,7 +126,6 @@ class ChatResponse(Response):
             await asyncio.Event().wait()
 
     async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Plans the answer, opens its streams, sends it and accounts for it."""
         count = translate.num_choices(self._body, self._state.settings)
         if self._admission is not None:
             self._admission.add_choices(count)
@@ -147,7 +147,6 @@ class ChatResponse(Response):
                 raise translate.in_clients_words(error, self._body) from None
 
     async def _plan(self) -> _Planned:
-        """Translates and checks the request, reads its media, and chooses the services."""
         body, state = self._body, self._state
         settings, backends = state.settings, state.backends
         plan = speculation.speculation_plan(body.speculative, settings)
@@ -197,10 +196,7 @@ class ChatResponse(Response):
         in_bytes = CopiedFiles(self._state.media, planned.request.media, self._holding)
         news = asyncio.Event()
         choices = Choices(
-            [
-                self._completion(planned, one, news, in_bytes)
-                for one in translate.choice_requests(planned.request, count)
-            ],
+            [self._completion(planned, index, news, in_bytes.read) for index in range(count)],
             news=news,
             waiting=counted[vllm.NUM_REQUESTS_WAITING],
             running=counted[vllm.NUM_REQUESTS_RUNNING],
@@ -219,12 +215,13 @@ class ChatResponse(Response):
             self._account(choices, planned)
 
     def _completion(
-        self, planned: _Planned, request: OpenRequest, news: asyncio.Event, in_bytes: CopiedFiles
+        self, planned: _Planned, index: int, news: asyncio.Event, copy_files: CopyFiles
     ) -> Completion:
         body, settings = self._body, self._state.settings
         target, limit_s = planned.pairs[0].target, settings.request_timeout_s
+        sampling = replace(planned.request.sampling, choice_index=index)
         return Completion(
-            request,
+            replace(planned.request, sampling=sampling),
             plan=planned.plan,
             pairs=planned.pairs,
             stops=body.stop,
@@ -243,7 +240,7 @@ class ChatResponse(Response):
                 ),
             ),
             news=news,
-            copy_files=in_bytes.read,
+            copy_files=copy_files,
         )
 
     def _account(self, choices: Choices, planned: _Planned) -> None:

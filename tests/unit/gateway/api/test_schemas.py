@@ -173,14 +173,10 @@ def test_what_does_not_go_together_is_refused(fields: dict[str, Any], words: str
         _open(**fields)
 
 
-def test_choices_differ_by_their_index_alone_and_are_limited() -> None:
+def test_choices_are_limited() -> None:
     assert translate.num_choices(chat_request(n=8), SETTINGS) == 8
     with pytest.raises(InvalidRequestError, match="n is 9; this server gives at most 8 choices"):
         translate.num_choices(chat_request(n=9), SETTINGS)
-    request = _open(seed=5)
-    first, second = translate.choice_requests(request, 2)
-    assert first == request
-    assert second.sampling == dataclasses.replace(request.sampling, choice_index=1)
 
 
 @pytest.mark.parametrize(
