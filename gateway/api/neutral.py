@@ -38,6 +38,7 @@ _NO_TOOLS = "this server calls no tools"
 _NO_TEMPLATES = "prompts have the form of the checkpoint's own chat template"
 _TEXT_ONLY = "answers are text"
 _NO_THOUGHTS = "the models here do not think before they answer"
+_ALL_READ = "a prompt is read whole; one that is too long is refused"
 _ONE_NODE = "this server hands no caches to others"
 
 REQUEST = {
@@ -83,7 +84,7 @@ REQUEST = {
     "continue_final_message": Neutral((False,), "every answer is a message of its own"),
     "documents": Neutral(([],), _NO_TEMPLATES),
     "echo": Neutral((False,), "the text is the answer alone"),
-    "truncate_prompt_tokens": Neutral((), "a prompt is read whole; one that is too long is refused"),
+    "truncate_prompt_tokens": Neutral((), _ALL_READ),
     "truncation_side": INERT,  # without truncate_prompt_tokens
     # vLLM, of structured output
     "guided_decoding_backend": INERT,

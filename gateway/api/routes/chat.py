@@ -20,7 +20,7 @@ from gateway.answer.events import EventLog
 from gateway.answer.plan import SpeculationPlan
 from gateway.answer.report import AnswerRecord, Timeline
 from gateway.answer.streams import CopyFiles
-from gateway.api import media_fields, speculation, sse, structured, translate
+from gateway.api import media_fields, sse, structured, translate
 from gateway.api.openapi import CHAT_ANSWERED
 from gateway.api.schemas import ChatCompletionRequest
 from gateway.api.state import GatewayState, State
@@ -149,7 +149,7 @@ class ChatResponse(Response):
     async def _plan(self) -> _Planned:
         body, state = self._body, self._state
         settings, backends = state.settings, state.backends
-        plan = speculation.speculation_plan(body.speculative, settings)
+        plan = translate.speculation_plan(body.speculative, settings)
         info = backends.model(body.model)
         num_text_tokens = await backends.pair(info.name).target.text_limit.count_tokens(
             media_fields.texts(body), state.text_threads

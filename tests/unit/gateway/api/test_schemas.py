@@ -13,8 +13,7 @@ from pydantic import ValidationError
 from gateway.__main__ import main
 from gateway.api import media_fields, translate
 from gateway.api.schemas import ChatCompletionRequest
-from gateway.api.speculation import speculation_plan
-from gateway.api.translate import in_clients_words
+from gateway.api.translate import in_clients_words, speculation_plan
 from gateway.common.config import GatewaySettings
 from hippo.errors import ContextLengthError, InvalidRequestError, MediaError
 from hippo.types import MediaKind, MediaPart, OpenRequest, TextPart

@@ -11,7 +11,7 @@ from pydantic import ValidationError
 
 from gateway.answer.plan import SpeculationPlan
 from gateway.api.schemas import SpeculationOptions
-from gateway.api.speculation import PRESETS, speculation_plan
+from gateway.api.translate import PRESETS, speculation_plan
 from gateway.common.config import PRUNING_STRATEGIES, GatewaySettings
 from hippo.base.config import SettingsError, load_settings
 from hippo.errors import InvalidRequestError
