@@ -150,11 +150,6 @@ def frame_fields(request: ChatCompletionRequest) -> tuple[dict[str, Any], dict[s
     return values, names
 
 
-def texts(request: ChatCompletionRequest) -> list[str]:
-    """Returns the texts of all messages."""
-    return [part.text for message in request.messages for part in message.content if part.text]
-
-
 def with_visual_limit(
     request: OpenRequest, num_text_tokens: int, info: ModelInfo, *, ceiling: int | None
 ) -> OpenRequest:

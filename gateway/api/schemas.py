@@ -40,11 +40,7 @@ MAX_MESSAGES = 1024
 _ONLY_STREAMS = "is only for streams; set stream to true or leave it out"
 _VIDEO = {"type": "video_url", "video_url": {"url": "data:video/mp4;base64,..."}}
 _TURN = {"role": "user", "content": [_VIDEO, {"type": "text", "text": "Describe the video."}]}
-_EXAMPLE = {"model": "hippo-demo", "messages": [_TURN], "temperature": 0, "stream": True}
-
-
-def _text_as_part(value: Any) -> Any:
-    return [{"type": "text", "text": value}] if isinstance(value, str) else value
+_EXAMPLE: Any = {"model": "hippo-demo", "messages": [_TURN], "temperature": 0, "stream": True}
 
 
 class Message(Model):
@@ -56,7 +52,10 @@ class Message(Model):
     role: Literal["system", "developer", "user", "assistant"]
     content: Annotated[
         tuple[ContentPart, ...],
-        BeforeValidator(_text_as_part, json_schema_input_type=str | list[ContentPart] | None),
+        BeforeValidator(
+            lambda value: [{"type": "text", "text": value}] if isinstance(value, str) else value,
+            json_schema_input_type=str | list[ContentPart] | None,
+        ),
     ]
 
     @model_validator(mode="before")

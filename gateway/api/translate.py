@@ -125,6 +125,9 @@ def open_request(
         raise field_error(
             "min_tokens", f"is {sampling.min_tokens}, more than {what} ({max_tokens})"
         )
+    salt = request.cache_salt or ""
+    if owner is not None and not settings.share_caches:  # no two keys have the same
+        salt = hashlib.sha256(repr((owner, salt)).encode()).hexdigest()
     return OpenRequest(
         request_id=request_id,
         messages=_chat_messages(request),
@@ -135,18 +138,13 @@ def open_request(
         pruning=plan.pruning if plan.wants_draft and settings.draft else NO_PRUNING,
         max_tokens=max_tokens,
         end_token_ids=_end_token_ids(request, info),
-        cache_salt=_own_salt(request.cache_salt or "", None if settings.share_caches else owner),
+        cache_salt=salt,
         num_top_logprobs=(request.top_logprobs or 0) if request.logprobs else None,
         without_guesses=not plan.guesses,
         is_max_tokens_default=is_default,
         allow_special_tokens=bool(request.allow_special_tokens),
         client=client,
     )
-
-
-def _own_salt(salt: str, owner: str | None) -> str:
-    """Returns a client's ``salt`` as the services get it: no two keys have the same."""
-    return salt if owner is None else hashlib.sha256(repr((owner, salt)).encode()).hexdigest()
 
 
 def num_choices(request: ChatCompletionRequest, settings: GatewaySettings) -> int:

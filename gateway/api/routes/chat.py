@@ -151,9 +151,9 @@ class ChatResponse(Response):
         settings, backends = state.settings, state.backends
         plan = translate.speculation_plan(body.speculative, settings)
         info = backends.model(body.model)
-        num_text_tokens = await backends.pair(info.name).target.text_limit.count_tokens(
-            media_fields.texts(body), state.text_threads
-        )
+        texts = [part.text for message in body.messages for part in message.content if part.text]
+        text_limit = backends.pair(info.name).target.text_limit
+        num_text_tokens = await text_limit.count_tokens(texts, state.text_threads)
         request = translate.open_request(
             body,
             request_id=self._request_id,

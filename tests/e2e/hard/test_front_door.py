@@ -231,8 +231,8 @@ def test_an_upload_that_cannot_be_kept_is_refused(alice: httpx.Client) -> None:
 
 
 def test_text_becomes_tokens_and_text_again(alice: httpx.Client) -> None:
-    body = {"model": "hippo", "prompt": "a red ball", "return_token_strs": True}
-    found = alice.post("/tokenize", json=body).raise_for_status().json()
+    given = {"model": "hippo", "prompt": "a red ball", "return_token_strs": True}
+    found = alice.post("/tokenize", json=given).raise_for_status().json()
     assert found["count"] == len(found["tokens"]) == len(found["token_strs"]) > 0
     assert found["max_model_len"] == 4096
     text = alice.post("/detokenize", json={"tokens": found["tokens"]}).json()

@@ -114,6 +114,8 @@ def test_content_parts_keep_their_order_and_media_are_numbered() -> None:
 
 # OpenAI's; those of the checkpoint are not asked.
 DEFAULTS = {"temperature": 1.0, "top_p": 1.0, "top_k": 0, "repetition_penalty": 1.0}
+PASSED_ON = {"temperature": 0.5, "top_p": 0.6, "top_k": 7, "min_p": 0.1, "repetition_penalty": 2.0}
+PASSED_ON |= {"presence_penalty": 0.7, "frequency_penalty": -0.8, "min_tokens": 3}
 
 
 @pytest.mark.parametrize(
@@ -122,6 +124,7 @@ DEFAULTS = {"temperature": 1.0, "top_p": 1.0, "top_k": 0, "repetition_penalty": 
         ({}, {**DEFAULTS, "min_tokens": 0, "end_token_ids": (98, 99)}),
         ({}, {"max_tokens": 500, "is_max_tokens_default": True, "num_top_logprobs": None}),
         ({"top_k": -1}, {"top_k": 0}),
+        (PASSED_ON, PASSED_ON),
         ({"logit_bias": {"3": -100}}, {"logit_bias": ((3, -100.0),)}),
         ({"seed": 5}, {"seed": 5}),
         ({"seed": -1}, {"seed": 2**64 - 1}),
