@@ -5,11 +5,12 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 from collections.abc import Iterator, Sequence
+from typing import Any
 
-from gateway.api.media_schemas import VideoLoading
+from gateway.api.media_schemas import field_error
 from gateway.api.schemas import ChatCompletionRequest
 from gateway.media.reader import FrameTimes, MediaSource
-from hippo.errors import ContextLengthError, InvalidRequestError
+from hippo.errors import ContextLengthError
 from hippo.models.interface.context import visual_limit
 from hippo.types import FramePlan, Media, MediaKind, ModelInfo, OpenRequest
 
@@ -30,8 +31,7 @@ def media_sources(
     Raises InvalidRequestError for frame times in a request without a list of frames, and for
     options of sampling that cannot apply; ContextLengthError for more items than tokens.
     """
-    loading = request.loading.video
-    times = _frame_times(request, loading)
+    times = _frame_times(request)
     sources = [
         MediaSource(kind, url, field, times, uuid and _own_uuid(uuid, owner, times))
         for field, kind, url, uuid in media_parts(request)
@@ -42,12 +42,11 @@ def media_sources(
             f"{info.max_context_length} tokens",
             param="messages",
         )
-    given = loading.timing_fields
+    given = request.loading.video.given("frames_indices", "total_num_frames", "duration")
     if given and not any(source.is_frame_list for source in sources):
-        raise InvalidRequestError(
-            f"media_io_kwargs.video.{given[0]} is for frames sent one by one, and the request has "
-            "no video_url with data:video/jpeg",
-            param=f"media_io_kwargs.video.{given[0]}",
+        raise field_error(
+            f"media_io_kwargs.video.{given[0]}",
+            "is for frames sent one by one, and the request has no video_url with data:video/jpeg",
         )
     _check_sampling(request, sources)
     return sources
@@ -60,25 +59,23 @@ def _own_uuid(uuid: str, owner: str | None, times: FrameTimes) -> str:
 
 def _check_sampling(request: ChatCompletionRequest, sources: Sequence[MediaSource]) -> None:
     """Refuses values of do_sample_frames that contradict the rest of the request."""
-    frames = request.processing
-    loading = request.loading.video
-    videos = [source for source in sources if source.kind is MediaKind.VIDEO]
+    frames, loading = request.processing, request.loading.video
+    are_listed = [each.is_frame_list for each in sources if each.kind is MediaKind.VIDEO]
     problem = None
-    if frames.do_sample_frames is False and not all(video.is_frame_list for video in videos):
+    if frames.do_sample_frames is False and not all(are_listed):
         if frames.frame_fields:
             problem = f"is false, but mm_processor_kwargs.{frames.frame_fields[0]} samples frames"
         elif max(loading.fps or 0, loading.num_frames or 0) <= 0:
             problem = "is false; say which frames with media_io_kwargs.video (num_frames, fps)"
-    elif frames.do_sample_frames and any(video.is_frame_list for video in videos):
-        if frames.num_frames is None:
-            problem = "is true, but frames that are sent one by one are all used, or num_frames"
+    elif frames.do_sample_frames and any(are_listed) and frames.num_frames is None:
+        problem = "is true, but frames that are sent one by one are all used, or num_frames"
     if problem is not None:
-        field = "mm_processor_kwargs.do_sample_frames"
-        raise InvalidRequestError(f"{field} {problem}", param=field)
+        raise field_error("mm_processor_kwargs.do_sample_frames", problem)
 
 
-def _frame_times(request: ChatCompletionRequest, loading: VideoLoading) -> FrameTimes:
+def _frame_times(request: ChatCompletionRequest) -> FrameTimes:
     """Applies vLLM's rule: the time of a frame is its number / fps, and fps is 1 by default."""
+    loading = request.loading.video
     fps = max(loading.fps or 0.0, 0.0) or request.processing.fps or DEFAULT_LISTED_FPS
     duration_s = loading.duration
     if duration_s is None and loading.total_num_frames is not None:
@@ -108,52 +105,49 @@ def frame_plan(request: ChatCompletionRequest) -> FramePlan:
     As in vLLM's loader, ``num_frames`` beside ``fps`` is the most frames at this rate; alone it is
     the number of evenly spaced frames.
     """
-    frames = request.processing
-    loading = request.loading.video
-    for name, one, other in (
-        ("fps", frames.fps, loading.fps),
-        ("num_frames", frames.num_frames, loading.num_frames),
-    ):
+    for name in ("fps", "num_frames"):
+        one, other = getattr(request.processing, name), getattr(request.loading.video, name)
         if one and other and other > 0 and one != other:
-            raise InvalidRequestError(
-                f"media_io_kwargs.video.{name} is {other:g}, mm_processor_kwargs says {one:g}; "
-                "give one of them",
-                param=f"media_io_kwargs.video.{name}",
+            raise field_error(
+                f"media_io_kwargs.video.{name}",
+                f"is {other:g}, mm_processor_kwargs says {one:g}; give one of them",
             )
-    fps = frames.fps or max(loading.fps or 0.0, 0.0)
-    num_frames = frames.num_frames or max(loading.num_frames or 0, 0)
-    min_frames, max_frames = frames.min_frames or 0, frames.max_frames or 0
-    names = frame_fields(request)
-    if num_frames and not fps and (min_frames or max_frames):
-        other_name = names["min_frames" if min_frames else "max_frames"]
-        raise InvalidRequestError(
-            f"{names['num_frames']} and {other_name} exclude each other; give one of them",
-            param=names["num_frames"],
-        )
-    if num_frames and fps:
-        max_frames, num_frames = min(num_frames, max_frames or num_frames), 0
-    if 0 < max_frames < min_frames:
-        raise InvalidRequestError(
-            f"{names['min_frames']} is {min_frames}, more than {names['max_frames']} "
-            f"({max_frames})",
-            param=names["min_frames"],
-        )
-    min_pixels, max_pixels = frames.pixel_limits
+    values, names = frame_fields(request)
+    count, fewest, most = (values[name] for name in ("num_frames", "min_frames", "max_frames"))
+    if count and values["fps"]:
+        most, count = min(count, most or count), 0
+    if count and (fewest or most):
+        other = names["min_frames" if fewest else "max_frames"]
+        raise field_error(names["num_frames"], f"and {other} exclude each other; give one of them")
+    if 0 < most < fewest:
+        why = f"is {fewest}, more than {names['max_frames']} ({most})"
+        raise field_error(names["min_frames"], why)
     colour = request.loading.image.rgba_background_color
-    return FramePlan(
-        fps=fps,
-        num_frames=num_frames,
-        min_frames=min_frames,
-        max_frames=max_frames,
-        min_pixels=min_pixels or 0,
-        max_pixels=max_pixels or 0,
-        background=0 if colour is None else 1 + int.from_bytes(bytes(colour)),
-    )
+    background = 0 if colour is None else 1 + int.from_bytes(bytes(colour))
+    values |= {"num_frames": count, "max_frames": most, "background": background}
+    return FramePlan(**values)
 
 
-def texts(request: ChatCompletionRequest) -> list[str]:
-    """Returns the texts of all messages."""
-    return [part.text for message in request.messages for part in message.content if part.text]
+def frame_fields(request: ChatCompletionRequest) -> tuple[dict[str, Any], dict[str, str]]:
+    """Returns the given values of the frame plan's fields (0: none), and the client's name of each;
+    a field that was not sent has its name in mm_processor_kwargs."""
+    frames, loading = request.processing, request.loading.video
+    values = {}
+    names = {"background": "media_io_kwargs.image.rgba_background_color"}
+    for name, other, place in (
+        ("fps", loading.fps, "media_io_kwargs.video.fps"),
+        ("num_frames", loading.num_frames, "media_io_kwargs.video.num_frames"),
+        ("min_frames", None, ""),
+        ("max_frames", None, ""),
+        ("min_pixels", frames.size.shortest_edge, "mm_processor_kwargs.size.shortest_edge"),
+        ("max_pixels", frames.size.longest_edge, "mm_processor_kwargs.size.longest_edge"),
+    ):
+        own = getattr(frames, name)
+        values[name] = own or max(other or 0, 0)
+        names[name] = place if own is None and other is not None else f"mm_processor_kwargs.{name}"
+    if not values["max_frames"] and (frames.num_frames or loading.num_frames) is not None:
+        names["max_frames"] = names["num_frames"]
+    return values, names
 
 
 def with_visual_limit(
@@ -171,30 +165,6 @@ def with_visual_limit(
     limit = visual_limit(info.max_context_length, num_others, ceiling)
     plan = dataclasses.replace(request.frame_plan, max_visual_tokens=limit)
     return dataclasses.replace(request, frame_plan=plan)
-
-
-def frame_fields(request: ChatCompletionRequest) -> dict[str, str]:
-    """Returns the client's name of each frame plan field; a field that was not sent has its name in
-    mm_processor_kwargs."""
-    frames = request.processing
-    loading = request.loading.video
-    names = {
-        field.name: f"mm_processor_kwargs.{field.name}"
-        for field in dataclasses.fields(FramePlan)
-        if field.name != "max_visual_tokens"  # the gateway's own
-    }
-    names["background"] = "media_io_kwargs.image.rgba_background_color"
-    if frames.fps is None and loading.fps is not None:
-        names["fps"] = "media_io_kwargs.video.fps"
-    if frames.num_frames is None and loading.num_frames is not None:
-        names["num_frames"] = "media_io_kwargs.video.num_frames"
-    if frames.max_frames is None and (frames.num_frames or loading.num_frames) is not None:
-        names["max_frames"] = names["num_frames"]
-    if frames.min_pixels is None and frames.size.shortest_edge is not None:
-        names["min_pixels"] = "mm_processor_kwargs.size.shortest_edge"
-    if frames.max_pixels is None and frames.size.longest_edge is not None:
-        names["max_pixels"] = "mm_processor_kwargs.size.longest_edge"
-    return names
 
 
 def media_parts(request: ChatCompletionRequest) -> Iterator[tuple[str, MediaKind, str, str]]:

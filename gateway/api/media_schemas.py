@@ -18,6 +18,7 @@ from pydantic import (
 from pydantic_core import CoreSchema, PydanticCustomError
 
 from gateway.api.neutral import PART, Neutral
+from hippo.errors import InvalidRequestError
 from hippo.types import MediaKind
 
 MAX_PIXELS = 2**31 - 1
@@ -31,8 +32,13 @@ def refusal(message: str) -> PydanticCustomError:
 
 def refusal_of(field: str, why: str) -> PydanticCustomError:
     """Returns the error of a field of the model that is validated."""
-    values = {"field": field, "why": why}
-    return PydanticCustomError("unsupported_field", "{field} {why}", values)
+    context = {"field": field, "why": why}
+    return PydanticCustomError("unsupported_field", "{field} {why}", context)
+
+
+def field_error(field: str, why: str) -> InvalidRequestError:
+    """Returns the error of a field, by its path, of a request that was validated."""
+    return InvalidRequestError(f"{field} {why}", param=field)
 
 
 class Model(BaseModel):
@@ -46,6 +52,10 @@ class Model(BaseModel):
     )
     absent: ClassVar[list[Any]] = [None]
     neutral: ClassVar[Mapping[str, Neutral]] = {}
+
+    def given(self, *names: str) -> list[str]:
+        """Returns which of the fields are set."""
+        return [name for name in names if getattr(self, name) is not None]
 
     @model_validator(mode="before")
     @classmethod
@@ -74,10 +84,6 @@ class Model(BaseModel):
             allowed = {} if field.values is None else {"enum": [None, *field.values]}
             properties[name] = {**allowed, "description": f"Inert. {field.why}".strip()}
         return schema
-
-
-def _without_url(source: Any) -> bool:
-    return isinstance(source, dict) and source.get("url") is None
 
 
 class MediaUrl(Model):
@@ -112,15 +118,15 @@ class ContentPart(Model):
         kind = value.get("type")
         if kind not in ("text", "video_url", "image_url"):
             raise refusal(f"type is {kind!r}; expected 'text', 'video_url' or 'image_url'")
-        source = value.get(kind)
-        has_none = source is None or (kind != "text" and _without_url(source))
-        if has_none and value.get("uuid") is not None:
+        source, uuid = value.get(kind), value.get("uuid")
+        if kind == "text" and uuid is not None:
+            raise refusal("a part of type 'text' cannot have the field 'uuid'")
+        has_none = source is None or (isinstance(source, dict) and source.get("url") is None)
+        if uuid is not None and has_none:
             raise refusal(
                 f"a part with a uuid needs its {kind} as well; this server cannot take media from "
                 "its caches by uuid alone"
             )
-        if kind == "text" and value.get("uuid") is not None:
-            raise refusal("a part of type 'text' cannot have the field 'uuid'")
         if source is None:
             raise refusal(f"a part of type {kind!r} needs the field {kind!r}")
         for other in {"text", "video_url", "image_url"} - {kind}:
@@ -143,11 +149,11 @@ class ContentPart(Model):
 def _only_rate(value: Any) -> Any:
     """Returns the rate of a list of equal rates, one for each video, as qwen-vl-utils gives them;
     any other value as it is."""
-    if isinstance(value, (list, tuple)) and value and all(each == value[0] for each in value):
-        return value[0]
-    if isinstance(value, (list, tuple)):
+    if not isinstance(value, list):
+        return value
+    if not value or any(each != value[0] for each in value):
         raise refusal("fps is a list of different rates; all videos of a request have one")
-    return value
+    return value[0]
 
 
 class FrameSize(Model):
@@ -175,32 +181,22 @@ class MediaProcessing(Model):
     """False: media_io_kwargs.video alone says which frames are used."""
 
     @property
-    def frame_fields(self) -> tuple[str, ...]:
+    def frame_fields(self) -> list[str]:
         """The given fields that say which frames are sampled."""
-        names = ("fps", "num_frames", "min_frames", "max_frames")
-        return tuple(name for name in names if getattr(self, name) is not None)
-
-    @property
-    def pixel_limits(self) -> tuple[int | None, int | None]:
-        """The fewest and the most pixels of a frame or image, by either name."""
-        return (
-            self.size.shortest_edge if self.min_pixels is None else self.min_pixels,
-            self.size.longest_edge if self.max_pixels is None else self.max_pixels,
-        )
+        return self.given("fps", "num_frames", "min_frames", "max_frames")
 
     @model_validator(mode="after")
     def _fields_agree(self) -> MediaProcessing:
         others = [name for name in self.frame_fields if name != "num_frames"]
         if self.num_frames is not None and others:
             raise refusal(f"num_frames and {others[0]} exclude each other; give one of them")
-        for name, one, other in (
-            ("min_pixels and size.shortest_edge", self.min_pixels, self.size.shortest_edge),
-            ("max_pixels and size.longest_edge", self.max_pixels, self.size.longest_edge),
-        ):
+        for name, edge in (("min_pixels", "shortest_edge"), ("max_pixels", "longest_edge")):
+            one, other = getattr(self, name), getattr(self.size, edge)
             if None not in (one, other) and one != other:
-                raise refusal(f"{name} differ; give one of them")
-        fewest, most = self.pixel_limits
-        if fewest is not None and most is not None and fewest > most:
+                raise refusal(f"{name} and size.{edge} differ; give one of them")
+        fewest = self.min_pixels or self.size.shortest_edge
+        most = self.max_pixels or self.size.longest_edge
+        if fewest and most and fewest > most:
             raise refusal(f"min_pixels is {fewest}, more than max_pixels ({most})")
         return self
 
@@ -221,12 +217,6 @@ class VideoLoading(Model):
     """Duration of that video in seconds."""
     do_sample_frames: Literal[False] | None = None
     """Inert: all frames sent as video/jpeg are used."""
-
-    @property
-    def timing_fields(self) -> tuple[str, ...]:
-        """The given fields that set the times of frames sent one by one."""
-        names = ("frames_indices", "total_num_frames", "duration")
-        return tuple(name for name in names if getattr(self, name) is not None)
 
     @model_validator(mode="after")
     def _indices_ascend(self) -> VideoLoading:

@@ -19,28 +19,18 @@ class Neutral:
     why: str = ""
 
     def takes(self, value: Any) -> bool:
-        """Whether a value changes nothing."""
-        return (
-            value is None or self.values is None or any(_same(value, each) for each in self.values)
-        )
+        """Whether a value changes nothing; unlike ==, tells true from 1."""
+        taken = [(isinstance(each, bool), each) for each in (None, *(self.values or ()))]
+        return self.values is None or (isinstance(value, bool), value) in taken
 
     def refusal(self, value: Any) -> str:
         """Returns what is wrong with a value that is not taken."""
-        shown = " or ".join(repr(each) for each in self.values or ())
-        instead = f"leave it out or give {shown}" if shown else "leave it out"
-        return f"is {_shown(value)}, but {self.why}; {instead}"
-
-
-def _shown(value: Any) -> str:
-    """Returns a value for an error; one that may be large is not written out."""
-    if isinstance(value, (list, dict)) and value:
-        return "a list" if isinstance(value, list) else "an object"
-    return repr(value[:60] if isinstance(value, str) else value)
-
-
-def _same(given: Any, expected: Any) -> bool:
-    """Whether two values of JSON are equal; unlike ==, tells true from 1."""
-    return isinstance(given, bool) == isinstance(expected, bool) and bool(given == expected)
+        named = " or ".join(map(repr, self.values or ()))
+        instead = f"leave it out or give {named}" if named else "leave it out"
+        shown = repr(value[:60] if isinstance(value, str) else value)
+        if isinstance(value, (list, dict)) and value:  # it may be large
+            shown = "a list" if isinstance(value, list) else "an object"
+        return f"is {shown}, but {self.why}; {instead}"
 
 
 INERT = Neutral(None)
@@ -49,7 +39,6 @@ _NO_TEMPLATES = "prompts have the form of the checkpoint's own chat template"
 _TEXT_ONLY = "answers are text"
 _NO_THOUGHTS = "the models here do not think before they answer"
 _ALL_READ = "a prompt is read whole; one that is too long is refused"
-_NO_PARSER = "the text is the answer without special tokens"
 _ONE_NODE = "this server hands no caches to others"
 
 REQUEST = {
@@ -83,7 +72,7 @@ REQUEST = {
     "length_penalty": Neutral((1,), "there is no beam search"),
     "logits_processors": Neutral(([],), "requests bring no code"),
     "repetition_detection": Neutral((), "max_tokens and stop end an answer here"),
-    "skip_special_tokens": Neutral((True,), _NO_PARSER),
+    "skip_special_tokens": Neutral((True,), "the text is the answer without special tokens"),
     "spaces_between_special_tokens": INERT,  # the text has none
     "use_beam_search": Neutral((False,), "there is no beam search"),
     "watermarking": Neutral((False,), "answers have no watermark"),

@@ -12,22 +12,24 @@ from gateway.api.responses import ChatCompletion, ChatCompletionChunk, ErrorResp
 from gateway.door.middleware import GUARDED
 
 _SCHEMAS = "#/components/schemas/"
-_REQUEST_ID = {
-    "X-Request-Id": {
-        "description": "The request id that the client sent, or a generated one.",
-        "required": True,
-        "schema": {"type": "string"},
-    }
-}
-_RETRY_AFTER = {
-    "Retry-After": {
-        "description": "Seconds after which the request may be sent again.",
-        "required": True,
-        "schema": {"type": "string", "pattern": "^[0-9]+$"},
-    }
+
+
+def _header(name: str, description: str, **schema: str) -> dict[str, Any]:
+    told = {"description": description, "schema": {"type": "string", **schema}}
+    return {name: {**told, "required": True}}
+
+
+_REQUEST_ID = _header("X-Request-Id", "The request id that the client sent, or a generated one.")
+_WAIT = "Seconds after which the request may be sent again."
+_RETRY_AFTER = _header("Retry-After", _WAIT, pattern="^[0-9]+$")
+_HEADERS = {
+    401: _header("WWW-Authenticate", "How keys are sent."),
+    429: _RETRY_AFTER,
+    503: _RETRY_AFTER,
 }
 _MEANINGS = {
     400: "Malformed, out of range, not supported, or media that cannot be read.",
+    401: "The API key is missing or unknown.",
     403: "A URL or path that this server does not allow, or a page of another site.",
     404: "No such model, video or path.",
     408: "The body comes too slowly, or not at all.",
@@ -43,7 +45,7 @@ ERRORS: dict[int | str, dict[str, Any]] = {
     status: {
         "model": ErrorResponse,
         "description": meaning,
-        "headers": dict(_RETRY_AFTER) if status in (429, 503) else {},
+        "headers": _HEADERS.get(status, {}),
     }
     for status, meaning in _MEANINGS.items()
 }
@@ -53,40 +55,26 @@ _STREAM_EXAMPLE = (
     '"model":"hippo","choices":[{"index":0,"delta":{"content":"A red"},"logprobs":null,'
     '"finish_reason":null}]}\n\ndata: [DONE]\n\n'
 )
-
-
-def _json_text(model: str) -> dict[str, Any]:
-    """Returns the schema of a text that holds a model as JSON."""
-    return {
-        "type": "string",
-        "contentMediaType": "application/json",
-        "contentSchema": {"$ref": _SCHEMAS + model},
-    }
-
-
-CHAT_ANSWERED: dict[str, Any] = {
-    "model": ChatCompletion,
-    "content": {
-        "text/event-stream": {
-            "schema": {
-                "type": "object",
-                "description": "Each event with stream: `data: ChatCompletionChunk`, and at the "
-                "end `data: [DONE]`, or after a failure `data: ErrorResponse`. Lines that begin "
-                "with a colon are comments.",
-                "properties": {
-                    "data": {
-                        "anyOf": [
-                            _json_text("ChatCompletionChunk"),
-                            _json_text("ErrorResponse"),
-                            {"const": "[DONE]"},
-                        ]
-                    }
-                },
-                "required": ["data"],
-            },
-            "example": _STREAM_EXAMPLE,
+_JSON_TEXT = {"type": "string", "contentMediaType": "application/json"}
+_EVENT = {
+    "type": "object",
+    "description": "Each event with stream: `data: ChatCompletionChunk`, and at the end "
+    "`data: [DONE]`, or after a failure `data: ErrorResponse`. Lines that begin with a colon are "
+    "comments.",
+    "properties": {
+        "data": {
+            "anyOf": [
+                {**_JSON_TEXT, "contentSchema": {"$ref": f"{_SCHEMAS}ChatCompletionChunk"}},
+                {**_JSON_TEXT, "contentSchema": {"$ref": f"{_SCHEMAS}ErrorResponse"}},
+                {"const": "[DONE]"},
+            ]
         }
     },
+    "required": ["data"],
+}
+CHAT_ANSWERED: dict[str, Any] = {
+    "model": ChatCompletion,
+    "content": {"text/event-stream": {"schema": _EVENT, "example": _STREAM_EXAMPLE}},
 }
 
 
@@ -113,18 +101,11 @@ def describe_api(app: FastAPI, *, asks_for_keys: bool) -> dict[str, Any]:
             operation["responses"].pop("422", None)  # an invalid value is answered with 400
             if asks_for_keys and path.startswith(GUARDED):
                 operation["security"] = [{"ApiKey": []}]
-                operation["responses"]["401"] = _unauthorized()
+            else:
+                operation["responses"].pop("401")
             for response in operation["responses"].values():
                 response["headers"] = response.get("headers", {}) | _REQUEST_ID
     if asks_for_keys:
         scheme = {"type": "http", "scheme": "bearer", "description": "One of the server's API keys"}
         document["components"]["securitySchemes"] = {"ApiKey": scheme}
     return document
-
-
-def _unauthorized() -> dict[str, Any]:
-    return {
-        "description": "The API key is missing or unknown.",
-        "headers": {"WWW-Authenticate": {"required": True, "schema": {"type": "string"}}},
-        "content": {"application/json": {"schema": {"$ref": _SCHEMAS + "ErrorResponse"}}},
-    }

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from pydantic import ConfigDict, Field
+from pydantic import Field
 
 from gateway.answer.event_schemas import StreamEvent
 from gateway.answer.figures import AnswerMetrics, Described, Figures, UsageResponse
@@ -18,31 +18,16 @@ from hippo.base.validation import MAX_TOP_LOGPROBS
 class ErrorDetail(Described):
     """OpenAI's error object."""
 
-    message: str
+    message: str = Field(examples=["temperature is 3.0; it must be 0 to 2"])
     """What was wrong and, if known, what is expected."""
-    type: str
-    param: str | None
+    type: str = Field(examples=["invalid_request_error"])
+    param: str | None = Field(examples=["temperature"])
     """The path of the field at fault."""
-    code: str | None
+    code: str | None = Field(examples=["invalid_value"])
 
 
 class ErrorResponse(Described):
     """The answer to a failed request; also the last event of a stream that failed."""
-
-    model_config = ConfigDict(
-        json_schema_extra={
-            "examples": [
-                {
-                    "error": {
-                        "message": "temperature is 3.0; it must be 0 to 2",
-                        "type": "invalid_request_error",
-                        "param": "temperature",
-                        "code": "invalid_value",
-                    }
-                }
-            ]
-        }
-    )
 
     error: ErrorDetail
 

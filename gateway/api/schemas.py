@@ -31,16 +31,16 @@ from gateway.api.media_schemas import (
 from gateway.api.neutral import MESSAGE, REQUEST, Neutral
 from gateway.api.structured import StructuredFields, constrained_by
 from hippo.base.validation import MAX_TOP_LOGPROBS
+from hippo.types import PruningStrategy, SpatialScore
 
 MAX_STOP_STRINGS = 16
 MAX_STOP_LENGTH = 1024
 MAX_SALT_LENGTH = 256
 MAX_MESSAGES = 1024
 _ONLY_STREAMS = "is only for streams; set stream to true or leave it out"
-
-
-def _text_as_part(value: Any) -> Any:
-    return [{"type": "text", "text": value}] if isinstance(value, str) else value
+_VIDEO = {"type": "video_url", "video_url": {"url": "data:video/mp4;base64,..."}}
+_TURN = {"role": "user", "content": [_VIDEO, {"type": "text", "text": "Describe the video."}]}
+_EXAMPLE: Any = {"model": "hippo-demo", "messages": [_TURN], "temperature": 0, "stream": True}
 
 
 class Message(Model):
@@ -52,7 +52,10 @@ class Message(Model):
     role: Literal["system", "developer", "user", "assistant"]
     content: Annotated[
         tuple[ContentPart, ...],
-        BeforeValidator(_text_as_part, json_schema_input_type=str | list[ContentPart] | None),
+        BeforeValidator(
+            lambda value: [{"type": "text", "text": value}] if isinstance(value, str) else value,
+            json_schema_input_type=str | list[ContentPart] | None,
+        ),
     ]
 
     @model_validator(mode="before")
@@ -86,17 +89,14 @@ class StreamOptions(Model):
 class PruningOptions(Model):
     """How the visual tokens that the draft sees are chosen; the answer does not depend on them."""
 
-    strategy: (
-        Literal["holistic", "attention", "specvlm", "uv", "uniform", "random", "none", "blind"]
-        | None
-    ) = None
+    strategy: PruningStrategy | None = None
     ratio: float | None = Field(default=None, ge=0, le=0.99)
     """Share that is dropped."""
     seed: int = Field(default=0, ge=0, lt=2**64)
     """Seed of the random strategy."""
     min_visual_tokens: int | None = Field(default=None, ge=0, lt=2**32)
     """Prompts with fewer are not pruned."""
-    spatial_score: Literal["contrast", "variance"] | None = None
+    spatial_score: SpatialScore | None = None
     """Of holistic; the HIPPO paper has variance."""
     spread: float | None = Field(default=None, ge=0, le=1)
     """Share of holistic's kept tokens that is spaced evenly; the HIPPO paper has 0."""
@@ -141,29 +141,7 @@ class SpeculationOptions(Model):
 class ChatCompletionRequest(StructuredFields):
     """A chat completion request."""
 
-    model_config = ConfigDict(
-        json_schema_extra={
-            "examples": [
-                {
-                    "model": "hippo-demo",
-                    "messages": [
-                        {
-                            "role": "user",
-                            "content": [
-                                {
-                                    "type": "video_url",
-                                    "video_url": {"url": "data:video/mp4;base64,..."},
-                                },
-                                {"type": "text", "text": "Describe the video."},
-                            ],
-                        }
-                    ],
-                    "temperature": 0,
-                    "stream": True,
-                }
-            ]
-        },
-    )
+    model_config = ConfigDict(json_schema_extra={"examples": [_EXAMPLE]})
     neutral: ClassVar[Mapping[str, Neutral]] = REQUEST
 
     model: str
@@ -241,15 +219,12 @@ class ChatCompletionRequest(StructuredFields):
 
     @model_validator(mode="after")
     def _fields_go_together(self) -> ChatCompletionRequest:
-        limits = {self.max_tokens, self.max_completion_tokens} - {None}
-        if len(limits) > 1:
+        if len({self.max_tokens, self.max_completion_tokens} - {None}) > 1:
             raise refusal_of("max_completion_tokens", "and max_tokens differ; give only one")
-        if self.stream_options is not None and not self.stream:
-            raise refusal_of("stream_options", _ONLY_STREAMS)
-        if self.return_events and not self.stream:
-            raise refusal_of("return_events", _ONLY_STREAMS)
-        constraint = constrained_by(self)
-        if self.ignore_eos and constraint is not None:
+        for name in ("stream_options", "return_events"):
+            if getattr(self, name) and not self.stream:
+                raise refusal_of(name, _ONLY_STREAMS)
+        if self.ignore_eos and (constraint := constrained_by(self)) is not None:
             raise refusal_of(
                 "ignore_eos",
                 f"cannot be given together with {constraint}, because the answer ends where its "
@@ -259,8 +234,8 @@ class ChatCompletionRequest(StructuredFields):
             raise refusal_of(
                 "top_logprobs", "needs logprobs: set logprobs to true, or leave top_logprobs out"
             )
-        for stop in self.stop:
-            if not 0 < len(stop) <= MAX_STOP_LENGTH:
+        for length in map(len, self.stop):
+            if not 0 < length <= MAX_STOP_LENGTH:
                 allowed = f"1 to {MAX_STOP_LENGTH} are allowed"
-                raise refusal_of("stop", f"has a string of {len(stop)} characters; {allowed}")
+                raise refusal_of("stop", f"has a string of {length} characters; {allowed}")
         return self

@@ -14,10 +14,9 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 from llguidance import LLMatcher, grammar_from
 from pydantic import Field, StrictBool, model_validator
 
-from gateway.api.media_schemas import Model, refusal, refusal_of
+from gateway.api.media_schemas import Model, field_error, refusal, refusal_of
 from gateway.api.neutral import STRUCTURED_OUTPUTS, Neutral
 from hippo.base.validation import MAX_GRAMMAR_LENGTH
-from hippo.errors import InvalidRequestError
 from hippo.grammars.limits import one_line
 from hippo.grammars.trials import GrammarTrials
 from hippo.types import ModelInfo
@@ -34,6 +33,7 @@ _ON_ONE_LINE: JsonCompileOptions = {
     "key_separator": ": ?",
 }
 
+_OBJECT = {"type": "object"}
 Schema = dict[str, Any] | str
 ChoiceList = Annotated[tuple[str, ...], Field(min_length=1, max_length=MAX_CHOICES)]
 
@@ -125,27 +125,22 @@ def check_support(request: StructuredFields, info: ModelInfo) -> None:
     grammar."""
     field = constrained_by(request)
     if field is not None and not info.takes_grammars:
-        raise InvalidRequestError(
-            f"{field} is not supported by the target service of {info.name}: it is of an earlier "
-            "release, or llguidance cannot read its tokenizer",
-            param=field,
+        raise field_error(
+            field,
+            f"is not supported by the target service of {info.name}: it is of an earlier release, "
+            "or llguidance cannot read its tokenizer",
         )
 
 
 def _constraints(request: StructuredFields) -> list[tuple[str, str, Any]]:
     """Returns (path, llguidance's name of the kind, value) of each field that constrains."""
-    given, outputs = request.response_format, request.structured_outputs or StructuredOutputs()
-    schema = None if given is None else given.json_schema
-    is_object = given is not None and given.type == "json_object"
+    given = request.response_format or ResponseFormat(type="text")
+    outputs, schema = request.structured_outputs or StructuredOutputs(), given.json_schema
     found = [
-        ("response_format", "json", {"type": "object"} if is_object else None),
+        ("response_format", "json", _OBJECT if given.type == "json_object" else None),
         ("response_format.json_schema.schema", "json", schema and schema.json_schema),
         ("structured_outputs.json", "json", outputs.json_schema),
-        (
-            "structured_outputs.json_object",
-            "json",
-            {"type": "object"} if outputs.json_object else None,
-        ),
+        ("structured_outputs.json_object", "json", _OBJECT if outputs.json_object else None),
         ("structured_outputs.regex", "regex", outputs.regex),
         ("structured_outputs.choice", "choice", outputs.choice),
         ("guided_json", "json", request.guided_json),
@@ -158,15 +153,11 @@ def _constraints(request: StructuredFields) -> list[tuple[str, str, Any]]:
 def _grammar(field: str, kind: Any, value: Any) -> str:
     text = value if isinstance(value, str) else json.dumps(value)
     if len(text) > MAX_GRAMMAR_LENGTH:
-        raise InvalidRequestError(
-            f"{field} has {len(text):,} letters; at most {MAX_GRAMMAR_LENGTH:,} are allowed",
-            param=field,
-        )
+        why = f"has {len(text):,} letters; at most {MAX_GRAMMAR_LENGTH:,} are allowed"
+        raise field_error(field, why)
     try:
         if kind == "json":
             return LLMatcher.grammar_from_json_schema(text, defaults=_ON_ONE_LINE)
         return grammar_from(kind, text)
     except (ValueError, RecursionError) as error:
-        raise InvalidRequestError(
-            f"{field} cannot be used: {one_line(str(error))}", param=field
-        ) from None
+        raise field_error(field, f"cannot be used: {one_line(str(error))}") from None

@@ -1,31 +1,38 @@
-"""Translates a request's fields to the services' protocol, and the fields named in the services'
-errors back to the client's names."""
+"""Translates a request's fields to the services' protocol and to its plan of speculative decoding,
+and the fields named in the services' errors back to the client's names."""
 
 from __future__ import annotations
 
 import hashlib
+import itertools
 import re
 import secrets
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 
+from gateway.answer.plan import SpeculationPlan
 from gateway.api import media_fields
-from gateway.api.schemas import ChatCompletionRequest
+from gateway.api.media_schemas import field_error
+from gateway.api.schemas import ChatCompletionRequest, SpeculationOptions
 from gateway.api.structured import constrained_by
 from gateway.common.config import GatewaySettings
+from hippo.base.local_files import shorten
 from hippo.base.validation import validate_sampling
 from hippo.errors import ContextLengthError, InvalidRequestError, MediaError
+from hippo.speculation.policies import DEFAULT_GAMMA, MAX_DRAFT_TOKENS
 from hippo.types import (
     ChatMessage,
-    ContentPart,
     MediaPart,
     ModelInfo,
     OpenRequest,
     Pruning,
+    PruningStrategy,
     SamplingParams,
+    SpatialScore,
     TextPart,
 )
 
+NO_PRUNING = Pruning(PruningStrategy.NONE)
 _MOST_DIGITS = 10  # digits of a token id
 # Drawn seeds are exact as a double, so that every JSON reader can send them back.
 _SEED_BITS = 53
@@ -33,24 +40,43 @@ _SAMPLING_FIELDS = {
     *("temperature", "top_k", "top_p", "min_p", "min_tokens"),
     *("repetition_penalty", "presence_penalty", "frequency_penalty"),
 }
+_HOLISTIC = Pruning(
+    PruningStrategy.HOLISTIC,
+    ratio=0.9,
+    spatial_score=SpatialScore.VARIANCE,
+    spread=0.0,
+    score_layer_share=1.0,
+)
+_TWO_STAGES = Pruning(
+    PruningStrategy.SPECVLM,
+    ratio=0.9,
+    score_layer_share=1.0,
+    causal_attention=True,
+    compacted_positions=True,
+)
+PRESETS = {
+    "hippo": SpeculationPlan("vpsd", "auto", MAX_DRAFT_TOKENS, _HOLISTIC, guesses=False),
+    "specvlm": SpeculationPlan(
+        "serial", DEFAULT_GAMMA, MAX_DRAFT_TOKENS, _TWO_STAGES, guesses=False
+    ),
+}
+"""Published systems, which override the operator's defaults. docs/algorithms.md says how hippo's
+form of each system differs from its publication."""
 
 
 def _chat_messages(request: ChatCompletionRequest) -> tuple[ChatMessage, ...]:
     """Returns the conversation, with the media numbered in order."""
     messages = []
-    num_media = 0
+    numbers = itertools.count()
     for i, message in enumerate(request.messages):
-        parts: list[ContentPart] = []
-        for part in message.content:
-            if part.media is None:
-                parts.append(TextPart(part.text or ""))
-            else:
-                parts.append(MediaPart(num_media))
-                num_media += 1
-        if not parts:
+        if not message.content:
             raise InvalidRequestError("the message is empty", param=f"messages.{i}.content")
         role = "system" if message.role == "developer" else message.role
-        messages.append(ChatMessage(role=role, content=tuple(parts)))
+        parts = (
+            TextPart(part.text or "") if part.media is None else MediaPart(next(numbers))
+            for part in message.content
+        )
+        messages.append(ChatMessage(role, tuple(parts)))
     return tuple(messages)
 
 
@@ -64,10 +90,8 @@ def _sampling_params(
     biases = []
     for key, bias in (request.logit_bias or {}).items():
         if not (key.isdecimal() and len(key) <= _MOST_DIGITS):
-            shown = key if len(key) <= 40 else key[:37] + "..."
-            raise InvalidRequestError(
-                f"logit_bias names token {shown!r}; token ids are whole numbers", param="logit_bias"
-            )
+            why = f"names token {shorten(key)!r}; token ids are whole numbers"
+            raise field_error("logit_bias", why)
         biases.append((int(key), bias))
     given = request.model_dump(include=_SAMPLING_FIELDS, exclude_none=True)
     if given.get("top_k") == -1:
@@ -82,13 +106,12 @@ def open_request(
     request: ChatCompletionRequest,
     *,
     request_id: str,
-    pruning: Pruning,
+    plan: SpeculationPlan,
     info: ModelInfo,
     settings: GatewaySettings,
     owner: str | None = None,
     client: str = "",
     grammar: str = "",
-    without_guesses: bool = False,
 ) -> OpenRequest:
     """Returns the first message for both services, without the media and the coordinator's pace.
 
@@ -99,49 +122,39 @@ def open_request(
     max_tokens, is_default = _max_tokens(request, info, settings)
     if sampling.min_tokens > max_tokens:
         what = "this server's default limit" if is_default else _limit_field(request)
-        raise InvalidRequestError(
-            f"min_tokens is {sampling.min_tokens}, more than {what} ({max_tokens})",
-            param="min_tokens",
+        raise field_error(
+            "min_tokens", f"is {sampling.min_tokens}, more than {what} ({max_tokens})"
         )
+    salt = request.cache_salt or ""
+    if owner is not None and not settings.share_caches:  # no two keys have the same
+        salt = hashlib.sha256(repr((owner, salt)).encode()).hexdigest()
     return OpenRequest(
         request_id=request_id,
         messages=_chat_messages(request),
         media=(),
         sampling=sampling,
         frame_plan=media_fields.frame_plan(request),
-        pruning=pruning,
+        # Without a draft, the target need not score visual tokens.
+        pruning=plan.pruning if plan.wants_draft and settings.draft else NO_PRUNING,
         max_tokens=max_tokens,
         end_token_ids=_end_token_ids(request, info),
-        cache_salt=own_salt(request.cache_salt or "", None if settings.share_caches else owner),
+        cache_salt=salt,
         num_top_logprobs=(request.top_logprobs or 0) if request.logprobs else None,
-        without_guesses=without_guesses,
+        without_guesses=not plan.guesses,
         is_max_tokens_default=is_default,
         allow_special_tokens=bool(request.allow_special_tokens),
         client=client,
     )
 
 
-def own_salt(salt: str, owner: str | None) -> str:
-    """Returns a client's ``salt`` as the services get it: no two keys have the same."""
-    return salt if owner is None else hashlib.sha256(repr((owner, salt)).encode()).hexdigest()
-
-
 def num_choices(request: ChatCompletionRequest, settings: GatewaySettings) -> int:
     """Returns the number of choices. Raises InvalidRequestError above the operator's limit."""
     count = request.n or 1
     if count > settings.max_choices:
-        raise InvalidRequestError(
-            f"n is {count}; this server gives at most {settings.max_choices} choices", param="n"
+        raise field_error(
+            "n", f"is {count}; this server gives at most {settings.max_choices} choices"
         )
     return count
-
-
-def choice_requests(request: OpenRequest, count: int) -> list[OpenRequest]:
-    """Returns one request per choice; they differ in the choice index."""
-    return [
-        replace(request, sampling=replace(request.sampling, choice_index=index))
-        for index in range(count)
-    ]
 
 
 def in_clients_words(
@@ -150,20 +163,17 @@ def in_clients_words(
     """Returns a service's error with the client's name of the field at fault in its message and
     ``param``."""
     items = [field for field, *_ in media_fields.media_parts(request)]
-    if isinstance(error, MediaError) and error.param is None and len(items) == 1:
-        return MediaError(error.message, param=items[0])
-    places = {f"media[{index}]": field for index, field in enumerate(items)}
-    if error.param in places:
-        return type(error)(error.message, param=places[error.param])
     names = {
         "max_tokens": _limit_field(request),
         "sampling.grammar": constrained_by(request) or "response_format",
-        **media_fields.frame_fields(request),
+        **media_fields.frame_fields(request)[1],
+        **{f"media[{index}]": field for index, field in enumerate(items)},
     }
+    if isinstance(error, MediaError) and error.param is None and len(items) == 1:
+        return MediaError(error.message, param=items[0])
     if error.param not in names:
         return error
-    pattern = r"(?<![\w.])" + re.escape(error.param) + r"(?!\w)"
-    name = names[error.param]
+    name, pattern = names[error.param], r"(?<![\w.])" + re.escape(error.param) + r"(?!\w)"
     return type(error)(re.sub(pattern, name, error.message), param=name)
 
 
@@ -193,14 +203,58 @@ def _end_token_ids(request: ChatCompletionRequest, info: ModelInfo) -> tuple[int
     given = request.stop_token_ids or ()
     for token_id in given:
         if not 0 <= token_id < info.num_token_ids:
-            raise InvalidRequestError(
-                f"stop_token_ids names token {token_id}; token ids are 0 to "
-                f"{info.num_token_ids - 1}",
-                param="stop_token_ids",
-            )
+            why = f"names token {token_id}; token ids are 0 to {info.num_token_ids - 1}"
+            raise field_error("stop_token_ids", why)
     return tuple(dict.fromkeys((*ends, *given)))
 
 
 def _limit_field(request: ChatCompletionRequest) -> str:
     """Returns which of OpenAI's two names for the token limit the client has used."""
     return "max_tokens" if request.max_completion_tokens is None else "max_completion_tokens"
+
+
+def speculation_plan(
+    options: SpeculationOptions | None, settings: GatewaySettings
+) -> SpeculationPlan:
+    """Returns the plan of a request: its options override its preset, which overrides the defaults.
+
+    Raises InvalidRequestError for values that the operator does not allow.
+    """
+    options = options or SpeculationOptions()
+    most = settings.max_draft_tokens
+    given = options.model_dump(include={"gamma", "max_draft_tokens", "guesses"}, exclude_none=True)
+    for name, value in given.items():
+        if isinstance(value, int) and value > most:
+            raise field_error(f"speculative.{name}", f"is {value}; this server allows {most}")
+    by_default = Pruning(
+        PruningStrategy(settings.pruning_strategy),
+        settings.pruning_ratio,
+        min_visual_tokens=settings.pruning_min_visual_tokens,
+    )
+    default = SpeculationPlan(settings.policy, settings.gamma, most, by_default)
+    plan = PRESETS[options.preset] if options.preset else default
+    plan = replace(
+        plan,
+        policy_name=options.policy or plan.policy_name,
+        pruning=_pruning(options, plan.pruning, settings.allowed_pruning_strategies),
+        is_default=not (
+            options.preset or options.policy or options.gamma or options.max_draft_tokens
+        ),
+        **{"max_draft_tokens": most, **given},
+    )
+    return plan if plan.gamma == "auto" else replace(plan, gamma=min(plan.gamma, most))
+
+
+def _pruning(options: SpeculationOptions, published: Pruning, allowed: Sequence[str]) -> Pruning:
+    given = options.pruning.model_dump(exclude_none=True)
+    if given.keys() & {"strategy", "ratio"}:  # whoever says how to prune wants it of any prompt
+        given.setdefault("min_visual_tokens", 0)
+    pruning = replace(published, **given)
+    name = pruning.strategy.value
+    if name not in allowed:  # the operator's default is, so the request named this strategy
+        field, asked = "pruning.strategy", name
+        if options.pruning.strategy is None:
+            field, asked = "preset", f"{options.preset} (strategy {name})"
+        why = f"is {asked}; this server allows the strategies {', '.join(allowed)}"
+        raise field_error(f"speculative.{field}", why)
+    return pruning

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import logging
 import re
 import time
@@ -81,13 +82,12 @@ class RequestMiddleware:
     async def _handle(
         self, scope: Scope, receive: Receive, send: Send, own: Span, method: str
     ) -> None:
-        """Handles a request, whose span is ``own``."""
         started_ns = time.monotonic_ns()
         given = Headers(scope=scope).get("x-request-id", "")
         request_id = given if _REQUEST_ID.fullmatch(given) else uuid.uuid4().hex
         state = scope.setdefault("state", {})
         body = _Body(scope, receive, self._budget, self._max_body_bytes, self._max_file_bytes)
-        state |= {"request_id": request_id, "received_ns": started_ns, "body": body}
+        state |= {"request_id": request_id, "received_ns": started_ns, "body": body, "key": None}
         token = request_id_var.set(request_id)
         status = LEFT
 
@@ -118,7 +118,7 @@ class RequestMiddleware:
             body.release()
             path = getattr(seen.get("route"), "path", "unknown")
             self._metrics.count_request(path, status)
-            key = state["key"].name if state.get("key") is not None else None
+            key = None if state["key"] is None else state["key"].name
             answered = None if status == LEFT else status
             own.set(
                 {
@@ -158,23 +158,20 @@ class _Body:
         self._budget = budget
         self._is_upload = (scope["method"], scope["path"]) == ("POST", UPLOADS)
         self._limit = max_file_bytes if self._is_upload else max_body_bytes
-        self._holding: Holding | None = None
         self._began_s = time.monotonic()
         self._num_received = 0
         self._values = ValueCounter()
         self._is_complete = False  # from then on ``receive`` waits for the client to leave
 
-    @property
+    @functools.cached_property  # the key of ``client`` is found after the body's head was checked
     def holding(self) -> Holding:
         """What the request holds in memory."""
-        if self._holding is None:
-            self._holding = Holding(self._budget, self.client)
-        return self._holding
+        return Holding(self._budget, self.client)
 
     @property
     def client(self) -> str:
         """Who sends the request: the name of its key, or else its address."""
-        key: Allowance | None = self._scope["state"].get("key")
+        key: Allowance | None = self._scope["state"]["key"]
         address = (self._scope.get("client") or ("",))[0]
         return f"address {address}" if key is None else key.name
 
@@ -212,12 +209,10 @@ class _Body:
 
     def release(self) -> None:
         """Gives back what the request holds; returns the memory to the system if it was much."""
-        if self._holding is None:
-            return
-        if self._holding.num_bytes > _LARGE_BYTES:
+        if self.holding.num_bytes > _LARGE_BYTES:
             loop = asyncio.get_running_loop()
             loop.call_later(_TRIM_AFTER_S, loop.run_in_executor, None, trim_heap)
-        self._holding.release()
+        self.holding.release()
 
     def _check_size(self, num_bytes: int) -> None:
         if num_bytes <= self._limit + (_FORM_OVERHEAD_BYTES if self._is_upload else 0):
@@ -252,7 +247,8 @@ class KeyMiddleware:
     """Checks the API key and its limits on guarded paths, before the body is read.
 
     Each POST counts as a request. The request's ``state.key`` is the key's allowance, and
-    ``state.admission`` what counts it; both are None where no key is needed.
+    ``state.admission`` what counts it; both are None where no key is needed. It needs
+    ``RequestMiddleware`` around it.
     """
 
     def __init__(self, app: ASGIApp, *, keyring: Keyring) -> None:
@@ -263,18 +259,17 @@ class KeyMiddleware:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        allowance = admission = None
+        state, admission = scope["state"], None
         try:
             if not self._keyring.is_open and scope["path"].startswith(GUARDED):
-                allowance = self._allowance(Headers(scope=scope).get("authorization", ""))
-            scope.setdefault("state", {})["key"] = allowance
-            if allowance is not None and scope["method"] == "POST":
-                admission = allowance.admit()
-        except RefusedError as error:
-            await error.response()(scope, receive, send)
-            return
-        except RateLimitedError as error:
-            refusal = error_response(error, path=scope["path"])
+                state["key"] = self._allowance(Headers(scope=scope).get("authorization", ""))
+                if scope["method"] == "POST":
+                    admission = state["key"].admit()
+        except (RefusedError, RateLimitedError) as error:  # answered here, within CORS
+            if isinstance(error, RefusedError):
+                refusal = error.response()
+            else:
+                refusal = error_response(error, path=scope["path"])
             refusal.headers["connection"] = "close"
             await refusal(scope, receive, send)
             return
@@ -286,7 +281,7 @@ class KeyMiddleware:
                 admission.release()
             await send(message)
 
-        scope["state"]["admission"] = admission
+        state["admission"] = admission
         with admission or contextlib.nullcontext():
             await self._app(scope, receive, send_releasing)
 

@@ -28,7 +28,7 @@ GUARDS = {
 
 
 class SiteMiddleware:
-    """Refuses foreign hosts and requests of other sites' pages."""
+    """Refuses foreign hosts and requests of other sites' pages, with RefusedError."""
 
     def __init__(
         self, app: ASGIApp, *, allowed_hosts: Collection[str], origins: Collection[str]
@@ -43,14 +43,11 @@ class SiteMiddleware:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         is_http = scope["type"] == "http"
         problem = self._problem(scope["method"], Headers(scope=scope)) if is_http else None
-        if problem is None:
-            await self._app(scope, receive, send)
-            return
-        refused = RefusedError(403, problem, "site_not_allowed", type_name="permission_error")
-        await refused.response()(scope, receive, send)
+        if problem is not None:
+            raise RefusedError(403, problem, "site_not_allowed", type_name="permission_error")
+        await self._app(scope, receive, send)
 
     def _problem(self, method: str, headers: Headers) -> str | None:
-        """Returns why a request is refused."""
         host = headers.get("host", "")
         if not self._is_ours(host):
             return (

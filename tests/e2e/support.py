@@ -17,7 +17,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import av
 import httpx
 import numpy as np
 import numpy.typing as npt
@@ -27,6 +26,7 @@ from PIL import Image
 
 from hippo.cli import main
 from hippo.cli.processes import Child
+from tests.fuzz.corpus import encode
 from tests.support.running.stack import RunningStack, fetch, free_port
 
 __all__ = ["free_port"]  # and all that is defined here
@@ -176,28 +176,24 @@ def wait_until(condition: Callable[[], bool]) -> None:
         time.sleep(0.05)
 
 
-def _square(left: int, width: int, height: int) -> npt.NDArray[np.uint8]:
+def _square(number: int, width: int, height: int) -> npt.NDArray[np.uint8]:
+    left = 5 * number % (width - 30)
     pixels = np.zeros((height, width, 3), np.uint8)
     pixels[20:50, left : left + 30] = (255, 0, 0)
     return pixels
 
 
-def write_clip(path: Path, *, num_frames: int = 16, width: int = 112, height: int = 112) -> Path:
+def write_clip(path: Path, *, num_frames: int = 16) -> Path:
     """A square that moves to the right over a black background, as H.264 in mp4."""
-    with av.open(str(path), "w") as container:
-        stream = container.add_stream("libx264", rate=8)
-        stream.width, stream.height, stream.pix_fmt = width, height, "yuv420p"
-        for number in range(num_frames):
-            pixels = _square(5 * number % max(width - 30, 1), width, height)
-            container.mux(stream.encode(av.VideoFrame.from_ndarray(pixels, format="rgb24")))
-        container.mux(stream.encode())
+    size: dict[str, Any] = {"num_frames": num_frames, "width": 112, "height": 112}
+    path.write_bytes(encode("mp4", "libx264", fps=8, paint=_square, **size))
     return path
 
 
 def jpeg_frame(number: int) -> bytes:
     """Frame ``number`` of a square that moves to the right, as JPEG."""
     buffer = io.BytesIO()
-    Image.fromarray(_square(5 * number, 112, 112)).save(buffer, "JPEG")
+    Image.fromarray(_square(number, 112, 112)).save(buffer, "JPEG")
     return buffer.getvalue()
 
 
@@ -221,18 +217,10 @@ def video_message(url: str, text: str = "Describe the video.") -> dict[str, Any]
 @contextlib.contextmanager
 def web_server(folder: Path) -> Iterator[str]:
     """Serves a folder over http on the loopback interface."""
-
-    class Handler(http.server.SimpleHTTPRequestHandler):
-        def log_message(self, *args: object) -> None:
-            """Tests have no use for an access log."""
-
-    handler = functools.partial(Handler, directory=str(folder))
-    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler)
-    thread = threading.Thread(target=server.serve_forever, daemon=True)
-    thread.start()
-    try:
-        yield f"http://127.0.0.1:{server.server_port}"
-    finally:
-        server.shutdown()
-        server.server_close()
-        thread.join()
+    handler = functools.partial(http.server.SimpleHTTPRequestHandler, directory=str(folder))
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        try:
+            yield f"http://127.0.0.1:{server.server_port}"
+        finally:
+            server.shutdown()

@@ -19,7 +19,8 @@ from gateway.answer.completion import Completion
 from gateway.answer.events import EventLog
 from gateway.answer.plan import SpeculationPlan
 from gateway.answer.report import AnswerRecord, Timeline
-from gateway.api import media_fields, speculation, sse, structured, translate
+from gateway.answer.streams import CopyFiles
+from gateway.api import media_fields, sse, structured, translate
 from gateway.api.openapi import CHAT_ANSWERED
 from gateway.api.schemas import ChatCompletionRequest
 from gateway.api.state import GatewayState, State
@@ -37,13 +38,12 @@ from hippo.errors import (
     UnavailableError,
 )
 from hippo.metrics import vllm
-from hippo.types import Media, MediaKind, ModelInfo, OpenRequest, Pruning, PruningStrategy
+from hippo.types import MediaKind, ModelInfo, OpenRequest
 
 router = APIRouter(prefix="/v1", tags=["chat"])
 
 _LAST_WORD_S = 1.0
 _SERVICES_GRACE_S = 1.0  # after the limit the services end a sequence, in case the gateway hangs
-_NO_PRUNING = Pruning(PruningStrategy.NONE)
 
 
 @router.post("/chat/completions", response_model=None, responses={200: CHAT_ANSWERED})
@@ -126,7 +126,6 @@ class ChatResponse(Response):
             await asyncio.Event().wait()
 
     async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Plans the answer, opens its streams, sends it and accounts for it."""
         count = translate.num_choices(self._body, self._state.settings)
         if self._admission is not None:
             self._admission.add_choices(count)
@@ -148,29 +147,30 @@ class ChatResponse(Response):
                 raise translate.in_clients_words(error, self._body) from None
 
     async def _plan(self) -> _Planned:
-        """Translates and checks the request, reads its media, and chooses the services."""
         body, state = self._body, self._state
         settings, backends = state.settings, state.backends
-        plan = speculation.speculation_plan(body.speculative, settings)
+        plan = translate.speculation_plan(body.speculative, settings)
         info = backends.model(body.model)
-        num_text_tokens = await backends.pair(info.name).target.text_limit.count_tokens(
-            media_fields.texts(body), state.text_threads
-        )
+        texts = [part.text for message in body.messages for part in message.content if part.text]
+        text_limit = backends.pair(info.name).target.text_limit
+        num_text_tokens = await text_limit.count_tokens(texts, state.text_threads)
         request = translate.open_request(
             body,
             request_id=self._request_id,
-            # Without a draft, the target need not score visual tokens.
-            pruning=plan.pruning if plan.wants_draft and settings.draft else _NO_PRUNING,
+            plan=plan,
             info=info,
             settings=settings,
             owner=self._owner,
             client=self._client,
             grammar=await structured.checked_grammar(body, state.trials),
-            without_guesses=not plan.guesses,
         )
         sources = media_fields.media_sources(body, info, self._owner)
         media = await state.media.read_media(sources, self._holding, owner=self._owner)
-        pairs = backends.pairs(info.name, await self._affinity_key(request.cache_salt, media))
+        key = b""
+        if backends.has_choice:
+            salt = request.cache_salt
+            key = await asyncio.to_thread(media_fields.affinity_key, body, salt, media)
+        pairs = backends.pairs(info.name, key)
         for each in pairs:
             structured.check_support(body, each.target.info or info)
         pair = pairs[0]
@@ -178,7 +178,7 @@ class ChatResponse(Response):
         is_calibration = can_calibrate and pair.target.baseline.is_due(request.max_tokens)
         if is_calibration:
             plan = replace(plan, policy_name="off")  # the answer is the same
-            request = replace(request, pruning=_NO_PRUNING)
+            request = replace(request, pruning=translate.NO_PRUNING)
         dirs = pair.media_dirs(wants_draft=plan.wants_draft)
         media = await state.media.copy_files(media, self._holding, dirs)
         request = replace(request, media=media)
@@ -196,10 +196,7 @@ class ChatResponse(Response):
         in_bytes = CopiedFiles(self._state.media, planned.request.media, self._holding)
         news = asyncio.Event()
         choices = Choices(
-            [
-                self._completion(planned, one, news, in_bytes)
-                for one in translate.choice_requests(planned.request, count)
-            ],
+            [self._completion(planned, index, news, in_bytes.read) for index in range(count)],
             news=news,
             waiting=counted[vllm.NUM_REQUESTS_WAITING],
             running=counted[vllm.NUM_REQUESTS_RUNNING],
@@ -218,12 +215,13 @@ class ChatResponse(Response):
             self._account(choices, planned)
 
     def _completion(
-        self, planned: _Planned, request: OpenRequest, news: asyncio.Event, in_bytes: CopiedFiles
+        self, planned: _Planned, index: int, news: asyncio.Event, copy_files: CopyFiles
     ) -> Completion:
         body, settings = self._body, self._state.settings
         target, limit_s = planned.pairs[0].target, settings.request_timeout_s
+        sampling = replace(planned.request.sampling, choice_index=index)
         return Completion(
-            request,
+            replace(planned.request, sampling=sampling),
             plan=planned.plan,
             pairs=planned.pairs,
             stops=body.stop,
@@ -242,7 +240,7 @@ class ChatResponse(Response):
                 ),
             ),
             news=news,
-            copy_files=in_bytes.read,
+            copy_files=copy_files,
         )
 
     def _account(self, choices: Choices, planned: _Planned) -> None:
@@ -263,11 +261,6 @@ class ChatResponse(Response):
         if self._allowance is not None and not self._is_charged:
             self._is_charged = True
             self._allowance.charge_visual_tokens(choices.num_visual_tokens)
-
-    async def _affinity_key(self, salt: str, media: tuple[Media, ...]) -> bytes:
-        if not self._state.backends.has_choice:
-            return b""
-        return await asyncio.to_thread(media_fields.affinity_key, self._body, salt, media)
 
     async def _send_stream(self, choices: Choices, send: Send) -> None:
         """Starts the stream when the prompt was read, so that a bad prompt gets an error status,

@@ -77,8 +77,13 @@ async def expect_frames(
 def _card(info: ModelInfo, state: State) -> ModelCard:
     backends = state.backends
     draft = next((draft.info for draft in backends.drafts if draft.info is not None), None)
-    serving = [each for each in backends.targets if each.info and each.info.name == info.name]
-    down = [each for each in backends.targets if each.info is None]
+    services = [
+        _service("target", number, target)
+        for number, target in enumerate(backends.targets)
+        if target.info is None or target.info.name == info.name
+    ]
+    services.sort(key=lambda card: not card.is_up)
+    services += [_service("draft", number, each) for number, each in enumerate(backends.drafts)]
     problem = backends.pair(info.name).target.draft_problem
     return ModelCard(
         id=info.name,
@@ -91,13 +96,7 @@ def _card(info: ModelInfo, state: State) -> ModelCard:
             num_slots=info.num_slots,
             draft=None if draft is None else DraftCard.model_validate(draft, from_attributes=True),
             draft_problem=problem and without_addresses(problem),
-            services=[
-                *(
-                    _service("target", backends.targets.index(each), each)
-                    for each in (*serving, *down)
-                ),
-                *(_service("draft", number, each) for number, each in enumerate(backends.drafts)),
-            ],
+            services=services,
         ),
     )
 

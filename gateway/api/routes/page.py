@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from fastapi import APIRouter
 from fastapi.responses import FileResponse, Response
 from pydantic import Field
 
 from gateway.answer.figures import Described
-from gateway.api.state import State
+from gateway.api.state import GatewayState, State
 from hippo.errors import NotFoundError
 from hippo.page import POLICY, page_file
 
@@ -23,13 +23,8 @@ _MEDIA_TYPES = {
     ".webm": "video/webm",
     ".mkv": "video/x-matroska",
 }
-_HEADERS = {
-    "content-security-policy": POLICY,
-    "x-content-type-options": "nosniff",
-    "referrer-policy": "no-referrer",
-    "cache-control": "no-cache",
-}
-_VIDEO = {"content": {"video/*": {"schema": {"type": "string", "format": "binary"}}}}
+_HEADERS = {"content-security-policy": POLICY, "cache-control": "no-cache"}
+_VIDEO: Any = {200: {"content": {"video/*": {"schema": {"type": "string", "format": "binary"}}}}}
 
 
 class SampleCard(Described):
@@ -49,49 +44,39 @@ class SampleList(Described):
 @router.get("/", include_in_schema=False)
 async def index() -> Response:
     """Returns the page."""
-    return _file("index.html")
+    return await asset("index.html")
 
 
 @router.get("/page/{name}", include_in_schema=False)
 async def asset(name: str) -> Response:
     """Returns a script, the style sheet or the picture of the page."""
-    return _file(name)
-
-
-@router.get("/v1/samples", tags=["videos"])
-def list_samples(state: State) -> SampleList:
-    """Lists the operator's sample videos."""
-    paths = _samples(state.settings.page_samples)
-    return SampleList(
-        data=[SampleCard(name=path.name, bytes=path.stat().st_size) for path in paths]
-    )
-
-
-@router.get(
-    "/v1/samples/{name}",
-    response_class=FileResponse,
-    responses={200: _VIDEO},
-    tags=["videos"],
-)
-def get_sample(name: str, state: State) -> FileResponse:
-    """Returns a sample video."""
-    for path in _samples(state.settings.page_samples):
-        if path.name == name:
-            return FileResponse(path, media_type=_MEDIA_TYPES[path.suffix.lower()])
-    raise NotFoundError(f"there is no sample video {name!r}")
-
-
-def _samples(folder: str) -> list[Path]:
-    """Returns the videos of a folder by name; none without a folder, or if it is gone."""
-    if not folder or not Path(folder).is_dir():
-        return []
-    found = (path for path in Path(folder).iterdir() if path.suffix.lower() in _MEDIA_TYPES)
-    return sorted(path for path in found if path.is_file())
-
-
-def _file(name: str) -> Response:
     found = page_file(name)
     if found is None:
         raise NotFoundError(f"the page has no file {name!r}")
     content, media_type = found
     return Response(content, media_type=media_type, headers=_HEADERS)
+
+
+@router.get("/v1/samples", tags=["videos"])
+def list_samples(state: State) -> SampleList:
+    """Lists the operator's sample videos."""
+    paths = _samples(state)
+    return SampleList(
+        data=[SampleCard(name=each.name, bytes=each.stat().st_size) for each in paths]
+    )
+
+
+@router.get("/v1/samples/{name}", response_class=FileResponse, responses=_VIDEO, tags=["videos"])
+def get_sample(name: str, state: State) -> FileResponse:
+    """Returns a sample video."""
+    for path in _samples(state):
+        if path.name == name:
+            return FileResponse(path, media_type=_MEDIA_TYPES[path.suffix.lower()])
+    raise NotFoundError(f"there is no sample video {name!r}")
+
+
+def _samples(state: GatewayState) -> list[Path]:
+    """Returns the samples by name; none without a folder, or if it is gone."""
+    folder = state.settings.page_samples
+    found = Path(folder).glob("*") if folder else ()
+    return sorted(each for each in found if each.suffix.lower() in _MEDIA_TYPES and each.is_file())

@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
-from collections.abc import AsyncIterator
 from typing import Annotated
 
 from fastapi import APIRouter, HTTPException, Request
-from pydantic import ConfigDict, FailFast, Field, StrictBool
+from pydantic import FailFast, Field, StrictBool
+from tokenizers import Encoding
 
-from gateway.api.media_schemas import Model
+from gateway.api.media_schemas import Model, field_error
 from gateway.api.responses import DetokenizeResponse, TokenizeResponse
 from gateway.api.state import State
 from gateway.door.middleware import LEFT
-from hippo.errors import ContextLengthError, InvalidRequestError
+from hippo.base.tasks import cancel_all
+from hippo.errors import ContextLengthError
 
 router = APIRouter(tags=["tokens"])
 
@@ -24,11 +24,9 @@ _MOST_TOKENS = 1 << 16
 class TokenizeRequest(Model):
     """A text to be tokenized."""
 
-    model_config = ConfigDict(json_schema_extra={"examples": [{"prompt": "A red ball"}]})
-
     model: str | None = None
     """The served name; optional."""
-    prompt: str
+    prompt: str = Field(examples=["A red ball"])
     """Plain text; a chat template is not applied."""
     add_special_tokens: StrictBool = True
     """Adds the tokenizer's default special tokens, if any."""
@@ -39,33 +37,11 @@ class TokenizeRequest(Model):
 class DetokenizeRequest(Model):
     """Token ids to be decoded to text."""
 
-    model_config = ConfigDict(json_schema_extra={"examples": [{"tokens": [12, 7]}]})
-
     model: str | None = None
     """The served name; optional."""
-    tokens: Annotated[tuple[int, ...], FailFast()] = Field(max_length=_MOST_TOKENS)
-
-
-@contextlib.asynccontextmanager
-async def ending_with(request: Request) -> AsyncIterator[None]:
-    """Cancels the block when the client leaves."""
-    work = asyncio.current_task()
-    assert work is not None
-
-    async def watch() -> None:
-        while (await request.receive())["type"] != "http.disconnect":
-            pass
-        work.cancel()
-
-    watching = asyncio.create_task(watch())
-    try:
-        yield
-    except asyncio.CancelledError:
-        if watching.done() and work.uncancel() == 0:
-            raise HTTPException(LEFT, "the client left") from None
-        raise
-    finally:
-        watching.cancel()
+    tokens: Annotated[tuple[int, ...], FailFast()] = Field(
+        max_length=_MOST_TOKENS, examples=[[12, 7]]
+    )
 
 
 @router.post("/tokenize")
@@ -73,7 +49,8 @@ async def tokenize(body: TokenizeRequest, request: Request, state: State) -> Tok
     """Returns the token ids of a text."""
     info = state.backends.model(body.model)
     target = state.backends.pair(info.name).target
-    async with ending_with(request):
+
+    async def encode() -> Encoding:
         await target.text_limit.count_tokens([body.prompt], state.text_threads, param="prompt")
         (encoding,) = await asyncio.get_running_loop().run_in_executor(
             state.text_threads,
@@ -82,6 +59,20 @@ async def tokenize(body: TokenizeRequest, request: Request, state: State) -> Tok
                 [body.prompt], add_special_tokens=body.add_special_tokens
             ),
         )
+        return encoding
+
+    async def leave() -> None:
+        while (await request.receive())["type"] != "http.disconnect":
+            pass
+
+    work, leaving = asyncio.create_task(encode()), asyncio.create_task(leave())
+    try:
+        await asyncio.wait((work, leaving), return_when=asyncio.FIRST_COMPLETED)
+        if not work.done():
+            raise HTTPException(LEFT, "the client left")
+        encoding = work.result()
+    finally:
+        await cancel_all((work, leaving))
     return TokenizeResponse(
         count=len(encoding.ids),
         max_model_len=info.max_context_length,
@@ -102,10 +93,8 @@ async def detokenize(body: DetokenizeRequest, state: State) -> DetokenizeRespons
         )
     for token_id in body.tokens:
         if not 0 <= token_id < info.num_token_ids:
-            raise InvalidRequestError(
-                f"tokens names {token_id}; token ids are 0 to {info.num_token_ids - 1}",
-                param="tokens",
-            )
+            why = f"names {token_id}; token ids are 0 to {info.num_token_ids - 1}"
+            raise field_error("tokens", why)
     text = await asyncio.get_running_loop().run_in_executor(
         state.text_threads,
         lambda: tokenizer.decode(list(body.tokens), skip_special_tokens=False),

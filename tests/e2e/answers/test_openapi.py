@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
-from collections.abc import Iterator
+import re
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -24,15 +25,10 @@ from schemathesis.specs.openapi.checks import (
     status_code_conformance,
 )
 
-from gateway.api.responses import ChatCompletion, ChatCompletionChunk, ErrorResponse
-from tests.e2e.support import (
-    CHAT,
-    Running,
-    chat_body,
-    chunks_of,
-    data_url,
-    further_gateway,
-)
+from gateway.api.responses import ChatCompletion, ChatCompletionChunk
+from gateway.app import create_app
+from gateway.common.config import GatewaySettings
+from tests.e2e.support import CHAT, Running, chat_body, chunks_of, data_url
 
 Operation: TypeAlias = APIOperation[Any, Any, Any, Any]
 
@@ -121,20 +117,9 @@ def test_generated_requests_are_answered_as_described(
     ask()
 
 
-def _references(value: Any) -> Iterator[str]:
-    if isinstance(value, dict):
-        if isinstance(value.get("$ref"), str):
-            yield value["$ref"]
-        for each in value.values():
-            yield from _references(each)
-    elif isinstance(value, list):
-        for each in value:
-            yield from _references(each)
-
-
 def test_what_the_description_refers_to_is_there_and_nothing_else(document: dict[str, Any]) -> None:
-    named = {reference.removeprefix("#/components/schemas/") for reference in _references(document)}
-    assert named == set(document["components"]["schemas"])
+    named = re.findall(r'"\$ref": "#/components/schemas/(\w+)"', json.dumps(document))
+    assert set(named) == set(document["components"]["schemas"])
     statuses = {
         status
         for operations in document["paths"].values()
@@ -145,15 +130,10 @@ def test_what_the_description_refers_to_is_there_and_nothing_else(document: dict
     assert {"200", "400", "404", "413", "429", "503", "504"} <= statuses
 
 
-def test_keys_are_described_where_they_are_asked_for(
-    running: Running, document: dict[str, Any]
-) -> None:
+def test_keys_are_described_where_they_are_asked_for(document: dict[str, Any]) -> None:
     assert "securitySchemes" not in document["components"]
-    with (
-        further_gateway(running, "--api-keys", "alice=sk-alice-0123456789") as door,
-        door.client() as client,
-    ):
-        guarded = client.get("/openapi.json").json()
+    settings = GatewaySettings(target=("localhost:1",), api_keys=("alice=sk-alice-0123456789",))
+    guarded = create_app(settings, asyncio.Event()).openapi()
     for path, operations in guarded["paths"].items():
         for operation in operations.values():
             wants_key = path.startswith(("/v1/", "/tokenize", "/detokenize"))
@@ -189,10 +169,7 @@ def test_every_event_of_a_stream_has_what_is_described_and_nothing_else(
         assert described.model_dump(exclude_unset=True) == chunk
 
 
-def test_examples_fit_what_they_are_examples_of(document: dict[str, Any]) -> None:
-    schemas = document["components"]["schemas"]
-    (error,) = schemas["ErrorResponse"]["examples"]
-    ErrorResponse.model_validate(error, strict=True)
+def test_the_example_of_an_event_is_one(document: dict[str, Any]) -> None:
     stream = document["paths"][CHAT]["post"]["responses"]["200"]["content"]["text/event-stream"]
     event = stream["example"].split("\n\n")[0].removeprefix("data: ")
     ChatCompletionChunk.model_validate(json.loads(event), strict=True)

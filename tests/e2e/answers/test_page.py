@@ -9,7 +9,7 @@ import re
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import pytest
 from axe_playwright_python.sync_playwright import Axe
@@ -30,13 +30,11 @@ KEY = "sk-alice-0123456789"
 QUESTION = "Describe the video."
 FAST_MS = 60_000
 
-needs_chromium = pytest.mark.skipif(
-    CHROMIUM is None, reason="needs Debian's chromium (apt-get install chromium)"
-)
-
 
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Browser]:
+    if CHROMIUM is None:
+        pytest.skip("needs Debian's chromium (apt-get install chromium)")
     with sync_playwright() as library:
         browser = library.chromium.launch(
             executable_path=CHROMIUM, args=["--no-sandbox", "--disable-gpu", "--no-first-run"]
@@ -46,9 +44,11 @@ def browser() -> Iterator[Browser]:
 
 
 @pytest.fixture
-def page(browser: Browser) -> Iterator[Page]:
-    """A page that may not complain: neither errors of scripts nor breaches of the policy."""
-    context = browser.new_context(viewport={"width": 1200, "height": 900})
+def page(request: pytest.FixtureRequest, browser: Browser) -> Iterator[Page]:
+    """A page that may not complain: neither errors of scripts nor breaches of the policy. A test
+    may set further options of its context."""
+    further = getattr(request, "param", {})
+    context = browser.new_context(**{"viewport": {"width": 1200, "height": 900}, **further})
     context.set_default_timeout(FAST_MS)
     page = context.new_page()
     complaints: list[str] = []
@@ -96,7 +96,6 @@ def _is_idle(page: Page) -> None:
     expect(page.get_by_role("button", name="Cancel")).to_be_hidden(timeout=FAST_MS)
 
 
-@needs_chromium
 def test_a_first_race_is_one_click_away_and_the_video_plays(running: Running, page: Page) -> None:
     page.goto(running.url)
     expect(page.locator("#intro p")).to_contain_text("the text is the same")
@@ -125,16 +124,14 @@ def test_a_first_race_is_one_click_away_and_the_video_plays(running: Running, pa
     expect(page.locator("#intro")).to_be_hidden()
 
 
-@needs_chromium
-@pytest.mark.parametrize(("width", "scheme"), [(400, "dark"), (1280, "light")])
-def test_axe_finds_nothing_before_and_after_a_race(
-    running: Running, browser: Browser, width: int, scheme: Literal["light", "dark"]
-) -> None:
-    context = browser.new_context(
-        viewport={"width": width, "height": 900}, color_scheme=scheme, bypass_csp=True
-    )
-    context.set_default_timeout(FAST_MS)
-    page = context.new_page()
+def _window(width: int, scheme: str) -> dict[str, Any]:
+    """Options of a page's context; axe needs to run beside the policy."""
+    size = {"width": width, "height": 900}
+    return {"viewport": size, "color_scheme": scheme, "bypass_csp": True}
+
+
+@pytest.mark.parametrize("page", [_window(400, "dark"), _window(1280, "light")], indirect=True)
+def test_axe_finds_nothing_before_and_after_a_race(running: Running, page: Page) -> None:
     page.goto(running.url)
     expect(page.locator("#samples canvas").first).to_be_visible()
     _has_no_violations(page)
@@ -144,7 +141,6 @@ def test_axe_finds_nothing_before_and_after_a_race(
     expect(page.locator(".frames canvas").first).to_be_visible()
     _has_no_violations(page)
     assert _overflow(page) <= 0
-    context.close()
 
 
 def _has_no_violations(page: Page) -> None:
@@ -154,7 +150,6 @@ def _has_no_violations(page: Page) -> None:
     )
 
 
-@needs_chromium
 def test_a_dropped_video_is_raced_over_and_the_race_is_saved_and_replayed(
     running: Running, page: Page, clip: Path, tmp_path: Path
 ) -> None:
@@ -220,7 +215,6 @@ def test_a_dropped_video_is_raced_over_and_the_race_is_saved_and_replayed(
     expect(replayed.first.locator(".lane.alone .clock.done")).to_be_visible()
 
 
-@needs_chromium
 def test_errors_are_the_servers_own_words_and_a_cancelled_answer_frees_its_slots(
     running: Running, page: Page, tmp_path: Path, mended: None
 ) -> None:
@@ -251,7 +245,6 @@ def test_errors_are_the_servers_own_words_and_a_cancelled_answer_frees_its_slots
     wait_until(lambda: running.slots_used() == 0)
 
 
-@needs_chromium
 def test_the_page_works_without_its_samples(running: Running, page: Page) -> None:
     page.route("**/v1/samples", lambda route: route.fulfill(status=500, body="broken"))
     page.goto(running.url)
@@ -260,7 +253,6 @@ def test_the_page_works_without_its_samples(running: Running, page: Page) -> Non
     expect(page.locator("#problem")).to_be_hidden()
 
 
-@needs_chromium
 def test_a_key_is_asked_for_and_the_keyboard_suffices(running: Running, page: Page) -> None:
     with further_gateway(running, "--api-keys", f"alice={KEY}") as door:
         page.goto(door.url)
@@ -282,23 +274,20 @@ def test_a_key_is_asked_for_and_the_keyboard_suffices(running: Running, page: Pa
         _is_idle(page)
 
 
-@needs_chromium
-@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("page", [_window(400, "dark"), _window(400, "light")], indirect=True)
 def test_a_recording_of_the_command_line_fits_400_pixels_in_both_schemes(
-    page: Page, recorded: Path, scheme: Literal["light", "dark"]
+    page: Page, recorded: Path
 ) -> None:
-    page.set_viewport_size({"width": 400, "height": 800})
-    page.emulate_media(color_scheme=scheme)
     page.goto(recorded.as_uri())
     assert page.locator(".lane").count() == 2
     assert page.locator(".frames li").count() > 1
     assert _overflow(page) <= 0
     background = page.evaluate("getComputedStyle(document.body).backgroundColor")
     channels = [int(each) for each in re.findall(r"\d+", background)[:3]]
-    assert (max(channels) < 60) == (scheme == "dark")
+    is_dark = page.evaluate("matchMedia('(prefers-color-scheme: dark)').matches")
+    assert (max(channels) < 60) == is_dark
 
 
-@needs_chromium
 def test_the_text_of_a_model_is_only_text(page: Page, tmp_path: Path) -> None:
     text = "<img src=x onerror=alert(1)></script><b>bold</b>"
     token = {"id": 1, "index": 0, "text": text, "source": "target"}

@@ -83,15 +83,11 @@ def test_letters_of_several_tokens_are_whole_by_every_policy(
 
 
 class Thing(BaseModel):
-    """A part of a client's own class."""
-
     color: Literal["red", "green", "blue"]
     is_round: bool
 
 
 class Scene(BaseModel):
-    """A scene as a client's own class."""
-
     mood: Literal["calm", "lively"]
     largest: Thing
 

@@ -19,7 +19,6 @@ from tests.e2e.support import (
     jpeg_frame,
     video_message,
     wait_until,
-    web_server,
 )
 
 HELLO = [{"role": "user", "content": "Hello"}]
@@ -51,18 +50,13 @@ def nothing_is_left_behind(running: Running) -> Iterator[None]:
 
 
 VIDEO = "messages.0.content.0.video_url"
-
-
 REFUSED: dict[str, tuple[str, int, str]] = {
     "an empty file": (data_url(b""), 400, "the video is empty (0 bytes)"),
     "a text": (data_url(b"This is plain text. " * 50), 400, "not a video that can be read"),
     "too many bytes": (data_url(bytes((1 << 20) + 1)), 400, "1048576 bytes"),
     "broken base64": ("data:video/mp4;base64,@@@", 400, "not valid base64"),
-    "no base64": ("data:video/mp4,plain", 400, "not base64"),
-    "no comma": ("data:video/mp4;base64", 400, "no comma"),
     "an image": ("data:image/png;base64,AAAA", 400, "not a video"),
     "another protocol": ("ftp://127.0.0.1/clip.mp4", 400, "no http(s) URL"),
-    "a relative path": ("clip.mp4", 400, "no absolute path"),
     "a path elsewhere": ("/etc/passwd", 403, "not under an allowed directory"),
     "an URL elsewhere": ("https://elsewhere.example/clip.mp4", 403, "not on this server's list"),
 }
@@ -89,12 +83,6 @@ def test_frames_that_cannot_be_read_are_named(http: httpx.Client) -> None:
     url = f"data:video/jpeg;base64,{payload}"
     message = _refused(_ask_about(http, url), 400, param=VIDEO)
     assert message.startswith("frame 1 of the video is damaged or cut off")
-
-
-def test_a_url_that_is_not_there(http: httpx.Client, running: Running) -> None:
-    with web_server(running.media_folder) as site:
-        missing = _refused(_ask_about(http, f"{site}/missing.mp4"), 400, param=VIDEO)
-    assert "status 404" in missing
 
 
 def test_an_unknown_model(http: httpx.Client) -> None:
@@ -138,24 +126,15 @@ def test_a_prompt_that_leaves_little_room(http: httpx.Client, running: Running) 
         ({"max_tokens": 0}, "max_tokens"),
         ({"max_tokens": 10**9}, "max_tokens"),
         ({"max_tokens": "many"}, "max_tokens"),
-        ({"max_completion_tokens": 3}, "max_completion_tokens"),
         ({"temperature": 1e9}, "temperature"),
-        ({"top_p": 0}, "top_p"),
-        ({"top_k": -7}, "top_k"),
-        ({"min_p": 2}, "min_p"),
         ({"seed": 2**64}, "seed"),
         ({"seed": 1.5}, "seed"),
-        ({"repetition_penalty": 0}, "repetition_penalty"),
         ({"logit_bias": {"one": 1}}, "logit_bias"),
         ({"logit_bias": {"99999999": 1}}, "logit_bias"),
-        ({"logit_bias": {"1": 500}}, "logit_bias"),
         ({"stop": [""]}, "stop"),
         ({"stop_token_ids": [10**8]}, "stop_token_ids"),
-        ({"n": 9}, "n"),
-        ({"logprobs": 3}, "logprobs"),
         ({"logprobs": True, "top_logprobs": 21}, "top_logprobs"),
         ({"top_logprobs": 2}, "top_logprobs"),
-        ({"echo": True}, "echo"),
         ({"tools": [{"type": "function"}]}, "tools"),
         ({"stream_options": {"include_usage": True}}, "stream_options"),
         ({"beam_width": 4}, "beam_width"),
@@ -165,7 +144,6 @@ def test_a_prompt_that_leaves_little_room(http: httpx.Client, running: Running) 
         ({"messages": [{"role": "user", "content": [{"type": "audio"}]}]}, "messages.0.content.0"),
         ({"speculative": {"policy": "magic"}}, "speculative.policy"),
         ({"speculative": {"gamma": 1000}}, "speculative.gamma"),
-        ({"speculative": {"max_draft_tokens": 32}}, "speculative.max_draft_tokens"),
         ({"speculative": {"pruning": {"ratio": 1.0}}}, "speculative.pruning.ratio"),
         ({"speculative": {"pruning": {"strategy": "best"}}}, "speculative.pruning.strategy"),
         ({"mm_processor_kwargs": {"fps": -1}}, "mm_processor_kwargs.fps"),
@@ -199,43 +177,44 @@ CUT = "a red \ud83d"  # a client has cut an emoji between its two UTF-16 units
 def test_half_of_an_emoji_is_refused(
     http: httpx.Client, path: str, fields: dict[str, Any], param: str | None
 ) -> None:
-    response = _post_escaped(http, path, {"model": "hippo", **fields})
+    # Escapes of JSON can name half of a surrogate pair, unlike UTF-8.
+    body = json.dumps({"model": "hippo", **fields})
+    response = http.post(path, content=body, headers={"content-type": "application/json"})
     message = _refused(response, 400, param=param)
     assert message.startswith(f"{param or 'the name of a field'} has half of a surrogate pair")
 
 
-def _post_escaped(http: httpx.Client, path: str, body: Any) -> httpx.Response:
-    """Sends JSON with escapes, which unlike UTF-8 can name half of a surrogate pair."""
-    return http.post(path, content=json.dumps(body), headers={"content-type": "application/json"})
+LONG = b'{"padding": "' + b" " * (5 << 20) + b'"}'
 
 
 @pytest.mark.parametrize(
-    ("content", "expected"),
+    ("content", "headers", "expected"),
     [
-        (b"", "JSON"),
-        (b"{", "not JSON"),
-        (b"[1, 2]", "JSON object"),
-        (b'"text"', "JSON object"),
-        (b'{"model": "hippo"}', "messages is required"),
-        (b"\xff\xfe", "JSON"),
-        (b'{"model": "hippo", "messages": NaN}', "messages"),
+        (b"", {}, "JSON"),
+        (b"{", {}, "not JSON"),
+        (b"[1, 2]", {}, "JSON object"),
+        (b'"text"', {}, "JSON object"),
+        (b'{"model": "hippo"}', {}, "messages is required"),
+        (b"\xff\xfe", {}, "JSON"),
+        (b'{"model": "hippo", "messages": NaN}', {}, "messages"),
+        (b"hello", {"content-type": "text/plain"}, "application/json"),
+        (gzip.compress(b"{}"), {"content-encoding": "gzip"}, "compressed (gzip)"),
+        (LONG, {}, "4194304"),
+        (LONG, {"transfer-encoding": "chunked"}, "4194304"),
     ],
+    ids=lambda value: repr(value[:20]) if isinstance(value, bytes) else "",
 )
-def test_a_body_that_is_not_a_request(http: httpx.Client, content: bytes, expected: str) -> None:
-    response = http.post(CHAT, content=content, headers={"content-type": "application/json"})
-    assert response.status_code == 400, response.text
+def test_a_body_that_is_not_a_request(
+    http: httpx.Client, content: bytes, headers: dict[str, str], expected: str
+) -> None:
+    pieces = (content[start : start + (1 << 16)] for start in range(0, len(content), 1 << 16))
+    response = http.post(
+        CHAT,
+        content=pieces if "transfer-encoding" in headers else content,
+        headers={"content-type": "application/json", **headers},
+    )
+    assert response.status_code == (413 if content is LONG else 400), response.text
     assert expected in response.json()["error"]["message"]
-
-
-def test_a_body_of_another_type(http: httpx.Client) -> None:
-    response = http.post(CHAT, content=b"hello", headers={"content-type": "text/plain"})
-    assert "application/json" in _refused(response, 400)
-
-
-def test_a_compressed_body_is_refused_and_says_so(http: httpx.Client) -> None:
-    headers = {"content-type": "application/json", "content-encoding": "gzip"}
-    response = http.post(CHAT, content=gzip.compress(b"{}"), headers=headers)
-    assert "compressed (gzip)" in _refused(response, 400)
 
 
 def test_too_many_of_something_are_counted(http: httpx.Client) -> None:
@@ -246,18 +225,6 @@ def test_too_many_of_something_are_counted(http: httpx.Client) -> None:
         ({"cache_salt": "x" * 300}, "cache_salt has 300 characters; at most 256 are allowed"),
     ):
         assert words in _refused(_ask(http, **fields), 400, param=next(iter(fields)))
-
-
-def test_a_body_over_the_limit_declared_or_not(http: httpx.Client) -> None:
-    body = b'{"padding": "' + b" " * (5 << 20) + b'"}'
-    headers = {"content-type": "application/json"}
-    assert "4194304" in _refused(http.post(CHAT, content=body, headers=headers), 413)
-
-    def in_pieces() -> Iterator[bytes]:
-        for start in range(0, len(body), 1 << 16):
-            yield body[start : start + (1 << 16)]
-
-    assert "4194304" in _refused(http.post(CHAT, content=in_pieces(), headers=headers), 413)
 
 
 def test_an_unknown_path_and_a_wrong_method(http: httpx.Client) -> None:

@@ -6,9 +6,7 @@ import contextlib
 import json
 import signal
 import socket
-import threading
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import httpx
@@ -32,29 +30,24 @@ HELLO = [{"role": "user", "content": "Hello"}]
 
 
 @pytest.fixture(scope="module")
-def keys_file(tmp_path_factory: pytest.TempPathFactory, running: Running) -> Path:
-    with plain_client(running.url) as client:
-        body = _hello(messages=[video_message(data_url(running.clip))])
-        pruning = client.post(CHAT, json=body).json()["hippo"]["pruning"]
-    path = tmp_path_factory.mktemp("keys") / "keys.toml"
-    path.write_text(
-        f'[bob]\nkey = "{BOB}"\nrequests_per_minute = 2\n'
-        f'[carol]\nkey = "{CAROL}"\nconcurrent_requests = 2\n'
-        f"visual_tokens_per_minute = {int(1.5 * pruning['num_visual_tokens'])}\n",
-        encoding="utf-8",
-    )
-    return path
-
-
-@pytest.fixture(scope="module")
 def lines() -> list[str]:
     """What the guarded gateway logs."""
     return []
 
 
 @pytest.fixture(scope="module")
-def guarded(running: Running, keys_file: Path, lines: list[str]) -> Iterator[str]:
+def guarded(
+    running: Running, tmp_path_factory: pytest.TempPathFactory, lines: list[str]
+) -> Iterator[str]:
     """A gateway that asks for keys, and lets one origin's pages ask."""
+    with plain_client(running.url) as client:
+        pruning = client.post(CHAT, json=_about(running)).json()["hippo"]["pruning"]
+    keys_file = tmp_path_factory.mktemp("keys") / "keys.toml"
+    keys_file.write_text(
+        f'[bob]\nkey = "{BOB}"\nrequests_per_minute = 2\n'
+        f'[carol]\nkey = "{CAROL}"\nconcurrent_requests = 2\n'
+        f"visual_tokens_per_minute = {int(1.5 * pruning['num_visual_tokens'])}\n"
+    )
     with further_gateway(
         running,
         "--api-keys", f"alice={ALICE},dave={DAVE}",
@@ -74,12 +67,23 @@ def http(guarded: str) -> Iterator[httpx.Client]:
         yield client
 
 
+@pytest.fixture
+def alice(http: httpx.Client) -> httpx.Client:
+    """A client that sends Alice's key, unless a request has another."""
+    http.headers.update(_as(ALICE))
+    return http
+
+
 def _as(key: str) -> dict[str, str]:
     return {"authorization": f"Bearer {key}"}
 
 
 def _hello(**fields: Any) -> dict[str, Any]:
     return {"model": "hippo", "messages": HELLO, "max_tokens": 4, **GREEDY, **fields}
+
+
+def _about(running: Running, **fields: Any) -> dict[str, Any]:
+    return _hello(messages=[video_message(data_url(running.clip))], **fields)
 
 
 @pytest.mark.parametrize("path", [CHAT, "/v1/models", "/v1/videos", "/tokenize", "/detokenize"])
@@ -103,8 +107,8 @@ def test_what_orchestrators_ask_needs_no_key(http: httpx.Client, path: str) -> N
 
 
 @pytest.mark.parametrize("path", ["/health", "/v1/models", "/v1/models/hippo", "/nothing"])
-def test_head_is_get_without_the_body(http: httpx.Client, path: str) -> None:
-    got, head = (http.request(method, path, headers=_as(ALICE)) for method in ("GET", "HEAD"))
+def test_head_is_get_without_the_body(alice: httpx.Client, path: str) -> None:
+    got, head = alice.get(path), alice.head(path)
     assert head.status_code == got.status_code
     assert got.content and not head.content
     for name in ("content-type", "content-length"):
@@ -148,10 +152,9 @@ def test_a_key_that_asks_too_often_is_told_when_to_come_back(http: httpx.Client)
 def test_each_choice_counts_as_running_but_their_video_counts_once(
     http: httpx.Client, running: Running
 ) -> None:
-    body = _hello(messages=[video_message(data_url(running.clip))])
-    refused = http.post(CHAT, json={**body, "n": 3}, headers=_as(CAROL))
+    refused = http.post(CHAT, json=_about(running, n=3), headers=_as(CAROL))
     assert refused.status_code == 400 and refused.json()["error"]["param"] == "n"
-    answers = [http.post(CHAT, json={**body, "n": 2}, headers=_as(CAROL)) for _ in range(3)]
+    answers = [http.post(CHAT, json=_about(running, n=2), headers=_as(CAROL)) for _ in range(3)]
     # Twice the video's tokens would be too many at once; so are those of two requests.
     assert [answer.status_code for answer in answers] == [200, 200, 429]
     assert "visual tokens" in answers[2].json()["error"]["message"]
@@ -172,21 +175,18 @@ def test_pages_of_one_origin_may_ask_and_others_not(http: httpx.Client) -> None:
 
 
 def test_an_uploaded_video_is_asked_about_twice_and_deleted(
-    running: Running, http: httpx.Client
+    running: Running, alice: httpx.Client
 ) -> None:
     data = running.clip.read_bytes()
-    upload = http.post(
-        "/v1/videos", files={"file": ("clip.mp4", data, "video/mp4")}, headers=_as(ALICE)
-    )
-    assert upload.status_code == 200
-    video = upload.json()
+    upload = alice.post("/v1/videos", files={"file": ("clip.mp4", data, "video/mp4")})
+    video = upload.raise_for_status().json()
     assert video["object"] == "video" and video["bytes"] == len(data)
     assert video["filename"] == "clip.mp4" and video["expires_at"] > video["created_at"]
     place = f"/v1/videos/{video['id']}"
-    assert http.get(place, headers=_as(ALICE)).json() == video
+    assert alice.get(place).json() == video
 
     body = _hello(messages=[video_message(video["id"])], max_tokens=16)
-    answers = [http.post(CHAT, json=body, headers=_as(ALICE)).json() for _ in range(2)]
+    answers = [alice.post(CHAT, json=body).json() for _ in range(2)]
     with plain_client(running.url) as other:
         direct = {**body, "messages": [video_message(str(running.clip))]}
         by_path = other.post(CHAT, json=direct).json()
@@ -195,9 +195,9 @@ def test_an_uploaded_video_is_asked_about_twice_and_deleted(
     assert answers[1]["usage"]["prompt_tokens_details"]["cached_tokens"] > 0
 
     for method in ("GET", "DELETE"):
-        assert http.request(method, place, headers=_as(BOB)).status_code == 404
-    assert http.delete(place, headers=_as(ALICE)).json()["deleted"] is True
-    gone = http.post(CHAT, json=body, headers=_as(ALICE))
+        assert alice.request(method, place, headers=_as(BOB)).status_code == 404
+    assert alice.delete(place).json()["deleted"] is True
+    gone = alice.post(CHAT, json=body)
     assert gone.status_code == 404
     assert gone.json()["error"]["param"] == "messages.0.content.0.video_url"
 
@@ -220,35 +220,30 @@ def test_a_key_learns_nothing_of_what_others_have_asked(http: httpx.Client) -> N
     assert num_cached(DAVE) > 20
 
 
-def test_an_upload_that_cannot_be_kept_is_refused(http: httpx.Client) -> None:
+def test_an_upload_that_cannot_be_kept_is_refused(alice: httpx.Client) -> None:
     for name, data, status, param in (
         ("file", b"", 400, "file"),
         ("other", b"x", 400, "file"),
         ("file", b"x" * 100_001, 507, None),
     ):
-        files = {name: ("a.mp4", data, "video/mp4")}
-        answer = http.post("/v1/videos", files=files, headers=_as(ALICE))
+        answer = alice.post("/v1/videos", files={name: ("a.mp4", data, "video/mp4")})
         assert (answer.status_code, answer.json()["error"]["param"]) == (status, param)
 
 
-def test_text_becomes_tokens_and_text_again(http: httpx.Client) -> None:
-    def post(path: str, body: dict[str, Any]) -> Any:
-        return http.post(path, json=body, headers=_as(ALICE)).raise_for_status().json()
-
-    found = post("/tokenize", {"model": "hippo", "prompt": "a red ball", "return_token_strs": True})
+def test_text_becomes_tokens_and_text_again(alice: httpx.Client) -> None:
+    given = {"model": "hippo", "prompt": "a red ball", "return_token_strs": True}
+    found = alice.post("/tokenize", json=given).raise_for_status().json()
     assert found["count"] == len(found["tokens"]) == len(found["token_strs"]) > 0
     assert found["max_model_len"] == 4096
-    assert post("/detokenize", {"tokens": found["tokens"]}) == {"prompt": "a red ball"}
-
-
-def test_what_is_no_text_or_token_is_refused(http: httpx.Client) -> None:
+    text = alice.post("/detokenize", json={"tokens": found["tokens"]}).json()
+    assert text == {"prompt": "a red ball"}
     for path, body, status in (
         ("/tokenize", {"prompt": "x", "model": "other"}, 404),
         ("/tokenize", {"messages": HELLO}, 400),
         ("/detokenize", {"tokens": [-1]}, 400),
         ("/detokenize", {"tokens": [10**9]}, 400),
     ):
-        assert http.post(path, json=body, headers=_as(ALICE)).status_code == status, body
+        assert alice.post(path, json=body).status_code == status, body
 
 
 def test_usage_comes_with_every_chunk_if_wanted(guarded: str) -> None:
@@ -262,27 +257,19 @@ def test_usage_comes_with_every_chunk_if_wanted(guarded: str) -> None:
     assert counts == sorted(counts) and counts[-1] == 24
 
 
-def test_a_stream_is_kept_open_while_nothing_comes(running: Running, guarded: str) -> None:
+def test_a_stream_is_kept_open_while_nothing_comes(running: Running, alice: httpx.Client) -> None:
     """The target is held still while it has the prompt: comments come, then the answer."""
     target = running.stack.child("target")
-    raw: list[bytes] = []
-
-    def ask() -> None:
-        with (
-            plain_client(guarded) as client,
-            client.stream("POST", CHAT, json=_hello(stream=True), headers=_as(ALICE)) as response,
-        ):
-            assert response.status_code == 200
-            raw.extend(response.iter_raw())
-
     target.send_signal(signal.SIGSTOP)
     try:
-        asking = threading.Thread(target=ask)
-        asking.start()
-        wait_until(lambda: b"".join(raw).count(b": keep-alive\n\n") >= 3)
+        with alice.stream("POST", CHAT, json=_hello(stream=True)) as response:
+            assert response.status_code == 200
+            lines = response.iter_lines()
+            for _ in range(3):
+                assert (next(lines), next(lines)) == (": keep-alive", "")
+            target.send_signal(signal.SIGCONT)
+            events = [line for line in lines if line.startswith("data: ")]
     finally:
         target.send_signal(signal.SIGCONT)
-    asking.join()
-    events = [event for event in b"".join(raw).split(b"\n\n") if event.startswith(b"data: ")]
-    assert events[-1] == b"data: [DONE]"
+    assert events[-1] == "data: [DONE]"
     assert json.loads(events[0][6:])["choices"][0]["delta"]["role"] == "assistant"

@@ -30,7 +30,7 @@ from bench.pruning.statistics import Counts, difference, interval
 from bench.pruning.tables import accepted_tokens
 from bench.pruning.traces import ClipTrace, Sample, SampleTrace, clip_samples, trace_clip
 from gateway.api.schemas import SpeculationOptions
-from gateway.api.speculation import speculation_plan
+from gateway.api.translate import speculation_plan
 from gateway.common.config import GatewaySettings
 from hippo.client.answers import Answer
 from hippo.client.latency import Record

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from starlette.requests import ClientDisconnect
 
-from gateway.api.form import FormFile
+from gateway.api.routes.videos import FormFile
 from hippo.errors import InvalidRequestError
 
 DATA = b"\r\n--not the boundary\r\n" * 9

@@ -1,33 +1,28 @@
-"""Fields of other servers' requests: none is unknown, and what changes nothing is taken."""
+"""Fields of other servers' requests: none is unknown, and what changes nothing is taken.
+
+docs/api.md names every field of a request and of an answer's figures, and every kind of event."""
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import pytest
+from openai.types import chat
 from openai.types.chat import completion_create_params as openai_params
-from openai.types.chat.chat_completion_assistant_message_param import (
-    ChatCompletionAssistantMessageParam,
-)
-from openai.types.chat.chat_completion_content_part_image_param import (
-    ChatCompletionContentPartImageParam,
-)
-from openai.types.chat.chat_completion_content_part_text_param import (
-    ChatCompletionContentPartTextParam,
-)
-from openai.types.chat.chat_completion_message import ChatCompletionMessage
-from pydantic import ValidationError
+from pydantic import BaseModel, ValidationError
 
-from gateway.api import neutral
-from gateway.api.media_schemas import ContentPart, Model
+from gateway.answer import event_schemas, figures
+from gateway.answer.figures import UsageResponse
+from gateway.api import media_schemas, schemas, structured
 from gateway.api.schemas import ChatCompletionRequest, Message
-from gateway.api.structured import StructuredOutputs
+from tests.support.running.gateways import chat_request
 
-DOCS = Path(__file__).parents[4] / "docs/api.md"
+ROOT = Path(__file__).parents[4]
+DOCS = (ROOT / "docs/api.md").read_text("utf-8")
 
 # The fields of vLLM's ChatCompletionRequest and StructuredOutputsParams, in releases 0.6 to 0.20,
 # that OpenAI's request does not have.
@@ -52,15 +47,12 @@ VLLM_FORMS = """
 
 PART = {"type": "text", "text": "Hi"}
 MESSAGE = {"role": "assistant", "content": [PART]}
-TABLES: dict[str, tuple[type[Model], Mapping[str, neutral.Neutral], dict[str, Any]]] = {
-    "request": (
-        ChatCompletionRequest,
-        neutral.REQUEST,
-        {"model": "m", "messages": [{"role": "user", "content": "Hi"}]},
-    ),
-    "message": (Message, neutral.MESSAGE, MESSAGE),
-    "part": (ContentPart, neutral.PART, PART),
-    "structured_outputs": (StructuredOutputs, neutral.STRUCTURED_OUTPUTS, {"regex": "a"}),
+REQUEST = {"model": "m", "messages": [{"role": "user", "content": "Hi"}]}
+TABLES: dict[str, tuple[type[media_schemas.Model], dict[str, Any]]] = {
+    "request": (ChatCompletionRequest, REQUEST),
+    "message": (Message, MESSAGE),
+    "part": (media_schemas.ContentPart, PART),
+    "structured_outputs": (structured.StructuredOutputs, {"regex": "a"}),
 }
 
 
@@ -68,10 +60,10 @@ def published() -> Iterator[tuple[str, str]]:
     """Yields (table, field) of each field of OpenAI's and vLLM's requests."""
     names = [*openai_params.CompletionCreateParamsBase.__annotations__, "stream", *VLLM]
     yield from (("request", name) for name in names)
-    said = [*ChatCompletionAssistantMessageParam.__annotations__, "tool_call_id"]
-    said += [*ChatCompletionMessage.model_fields, "reasoning", "reasoning_content"]
+    said = [*chat.ChatCompletionAssistantMessageParam.__annotations__, "tool_call_id"]
+    said += [*chat.ChatCompletionMessage.model_fields, "reasoning", "reasoning_content"]
     yield from (("message", name) for name in dict.fromkeys(said))
-    parts = (ChatCompletionContentPartTextParam, ChatCompletionContentPartImageParam)
+    parts = (chat.ChatCompletionContentPartTextParam, chat.ChatCompletionContentPartImageParam)
     named = [name for part in parts for name in part.__annotations__]
     yield from (("part", name) for name in dict.fromkeys([*named, "cache_control", "uuid"]))
     yield from (("structured_outputs", name) for name in VLLM_FORMS)
@@ -79,20 +71,20 @@ def published() -> Iterator[tuple[str, str]]:
 
 @pytest.mark.parametrize(("table", "name"), [*published()])
 def test_no_published_field_is_unknown(table: str, name: str) -> None:
-    model, fields, _ = TABLES[table]
+    model, _ = TABLES[table]
     known = {field.alias or key for key, field in model.model_fields.items()}
-    assert (name in known) != (name in fields)  # takes effect, or is in the table
+    assert (name in known) != (name in model.neutral)  # takes effect, or is in the table
 
 
 @pytest.mark.parametrize(
     ("table", "name"),
-    [(table, name) for table, (_, fields, _) in TABLES.items() for name in fields],
+    [(table, name) for table, (model, _) in TABLES.items() for name in model.neutral],
 )
 def test_neutral_values_change_nothing_and_others_are_refused_with_the_reason(
     table: str, name: str
 ) -> None:
-    model, fields, plain = TABLES[table]
-    field, expected = fields[name], model.model_validate(plain)
+    model, plain = TABLES[table]
+    field, expected = model.neutral[name], model.model_validate(plain)
     values = ("any", {"thing": [1]}) if field.values is None else field.values
     for value in (None, *values):
         assert model.model_validate({**plain, name: value}) == expected
@@ -105,11 +97,9 @@ def test_neutral_values_change_nothing_and_others_are_refused_with_the_reason(
 
 
 def test_as_many_answers_as_are_decoded_change_nothing() -> None:
-    plain = TABLES["request"][2]
-    expected = ChatCompletionRequest.model_validate({**plain, "n": 2})
-    assert ChatCompletionRequest.model_validate({**plain, "n": 2, "best_of": 2}) == expected
+    assert chat_request(n=2, best_of=2) == chat_request(n=2)
     with pytest.raises(ValidationError):
-        ChatCompletionRequest.model_validate({**plain, "n": 2, "best_of": 3})
+        chat_request(n=2, best_of=3)
 
 
 def test_an_assistants_content_may_be_null_or_missing() -> None:
@@ -124,19 +114,48 @@ def test_an_assistants_content_may_be_null_or_missing() -> None:
 def test_the_table_is_in_the_api_document() -> None:
     """Each field in the row of the first of its values."""
     rows = {}
-    table = DOCS.read_text().split("**Fields without effect.**")[1].split("\n\n")[1]
+    table = DOCS.split("**Fields without effect.**")[1].split("\n\n")[1]
     for line in table.splitlines()[2:]:
         title, text = line.strip("| ").split(" | ")
         rows.update(dict.fromkeys(re.findall(r"`(\w+)`", text), title))
-    for _, fields, _ in TABLES.values():
-        for name, field in fields.items():
+    for model, _ in TABLES.values():
+        for name, field in model.neutral.items():
             first = field.values[0] if field.values else None
-            if field.values is None:
-                expected = {"any"}
-            elif isinstance(first, (bool, int)) and first != -1:
+            if isinstance(first, (bool, int)) and first != -1:
                 expected = {json.dumps(first)}
-            elif first in ([], {}, ""):
-                expected = {"empty"}
             else:
-                expected = {"a word", "null alone"}
-            assert rows[name] in expected, name
+                expected = {"empty"} if first in ([], {}, "") else {"a word", "null alone"}
+            assert rows[name] in ({"any"} if field.values is None else expected), name
+
+
+def _models(*modules: object) -> list[type[BaseModel]]:
+    found = (each for module in modules for each in vars(module).values())
+    return [each for each in found if isinstance(each, type) and issubclass(each, BaseModel)]
+
+
+EVENTS = _models(event_schemas)
+NAMED = [
+    model
+    for model in _models(media_schemas, structured, schemas, figures)
+    if model.model_fields and model is not UsageResponse  # whose names are OpenAI's
+]
+
+
+@pytest.mark.parametrize("model", NAMED, ids=lambda model: str(model.__name__))
+def test_every_field_is_in_the_document(model: type[BaseModel]) -> None:
+    page = re.sub(r"```.*?```", "", DOCS, flags=re.DOTALL)
+    told = set(re.findall(r"\w+", " ".join(re.findall(r"`([^`]+)`", page))))
+    assert set(model.model_fields) - told == set()
+
+
+def test_every_kind_of_event_has_its_row() -> None:
+    table = DOCS.split("## Events of a stream")[1].split("\n## ")[0]
+    title, *rows = re.findall(r"^\| `(\w+)` \|", table, re.MULTILINE)
+    kinds = [model.model_fields["type"] for model in EVENTS if model.__name__.endswith("Event")]
+    assert (title, set(rows)) == ("type", {get_args(kind.annotation)[0] for kind in kinds})
+
+
+def test_the_page_reads_fields_that_there_are() -> None:
+    known = {name for model in EVENTS for name in model.model_fields}
+    script = (ROOT / "hippo/page/run.js").read_text("utf-8")
+    assert set(re.findall(r"\bevent\.(\w+)", script)) - known == set()

@@ -1,4 +1,4 @@
-"""What a request may say, and what becomes of it."""
+"""What a request may say, and what becomes of it; a service's error is in the client's words."""
 
 from __future__ import annotations
 
@@ -12,9 +12,10 @@ from pydantic import ValidationError
 
 from gateway.__main__ import main
 from gateway.api import media_fields, translate
-from gateway.api.speculation import speculation_plan
+from gateway.api.schemas import ChatCompletionRequest
+from gateway.api.translate import in_clients_words, speculation_plan
 from gateway.common.config import GatewaySettings
-from hippo.errors import InvalidRequestError
+from hippo.errors import ContextLengthError, InvalidRequestError, MediaError
 from hippo.types import MediaKind, MediaPart, OpenRequest, TextPart
 from tests.support.running.gateways import chat_request
 from tests.support.running.info import small_model_info
@@ -28,7 +29,7 @@ def _open(settings: GatewaySettings = SETTINGS, /, **fields: Any) -> OpenRequest
     return translate.open_request(
         request,
         request_id="r",
-        pruning=speculation_plan(request.speculative, settings).pruning,
+        plan=speculation_plan(request.speculative, settings),
         info=INFO,
         settings=settings,
     )
@@ -61,6 +62,9 @@ def test_values_that_change_nothing_are_taken() -> None:
         ({"max_tokens": 4, "max_completion_tokens": 5}, "differ"),
         ({"allow_special_tokens": "yes"}, "allow_special_tokens"),
         ({"return_events": True}, "return_events is only for streams"),
+        ({"penalty": []}, "\npenalty\n  Extra inputs are not permitted"),
+        ({"temperatur": False}, "\ntemperatur\n  Extra inputs are not permitted"),
+        ({"messages": [{"role": "user", "content": "", "a": 0}]}, "\nmessages.0.a\n  Extra inputs"),
     ],
 )
 def test_what_would_change_the_answer_and_is_not_supported_is_named(
@@ -81,23 +85,6 @@ def test_an_answer_that_a_client_sends_back_is_taken(said: type[ChatCompletionMe
     assert [turn.content for turn in _open(messages=turns).messages] == [
         (TextPart(text),) for text in ("Hi", "{}", "Why?")
     ]
-
-
-@pytest.mark.parametrize(
-    ("fields", "place"),
-    [
-        ({"penalty": []}, ("penalty",)),
-        ({"temperatur": False}, ("temperatur",)),
-        ({"messages": [{"role": "user", "content": "Hi", "a": 0}]}, ("messages", 0, "a")),
-    ],
-)
-def test_an_unknown_field_with_a_value_is_refused(
-    fields: dict[str, Any], place: tuple[str | int, ...]
-) -> None:
-    with pytest.raises(ValidationError) as caught:
-        chat_request(**fields)
-    error = caught.value.errors()[0]
-    assert (error["type"], error["loc"]) == ("extra_forbidden", place)
 
 
 def test_content_parts_keep_their_order_and_media_are_numbered() -> None:
@@ -125,12 +112,39 @@ def test_content_parts_keep_their_order_and_media_are_numbered() -> None:
     assert sources[2].param == "messages.3.content.0.video_url"
 
 
-def test_sampling_defaults_are_openais_and_the_checkpoints_own_are_not_asked() -> None:
-    sampling = _open().sampling
-    assert (sampling.temperature, sampling.top_p, sampling.top_k) == (1.0, 1.0, 0)
-    assert sampling.repetition_penalty == 1.0
-    assert _open(top_k=-1).sampling.top_k == 0
-    assert _open(logit_bias={"3": -100}).sampling.logit_bias == ((3, -100.0),)
+# OpenAI's; those of the checkpoint are not asked.
+DEFAULTS = {"temperature": 1.0, "top_p": 1.0, "top_k": 0, "repetition_penalty": 1.0}
+PASSED_ON = {"temperature": 0.5, "top_p": 0.6, "top_k": 7, "min_p": 0.1, "repetition_penalty": 2.0}
+PASSED_ON |= {"presence_penalty": 0.7, "frequency_penalty": -0.8, "min_tokens": 3}
+
+
+@pytest.mark.parametrize(
+    ("fields", "expected"),
+    [
+        ({}, {**DEFAULTS, "min_tokens": 0, "end_token_ids": (98, 99)}),
+        ({}, {"max_tokens": 500, "is_max_tokens_default": True, "num_top_logprobs": None}),
+        ({"top_k": -1}, {"top_k": 0}),
+        (PASSED_ON, PASSED_ON),
+        ({"logit_bias": {"3": -100}}, {"logit_bias": ((3, -100.0),)}),
+        ({"seed": 5}, {"seed": 5}),
+        ({"seed": -1}, {"seed": 2**64 - 1}),
+        ({"min_tokens": 5, "max_tokens": 5}, {"min_tokens": 5}),
+        ({"ignore_eos": True}, {"end_token_ids": ()}),
+        ({"stop_token_ids": [7, 99]}, {"end_token_ids": (98, 99, 7)}),
+        ({"stop_token_ids": [7], "ignore_eos": True}, {"end_token_ids": (7,)}),
+        ({"max_tokens": 700}, {"max_tokens": 700, "is_max_tokens_default": False}),
+        ({"max_completion_tokens": 700}, {"max_tokens": 700, "is_max_tokens_default": False}),
+        ({"allow_special_tokens": None}, {"allow_special_tokens": False}),
+        ({"allow_special_tokens": True}, {"allow_special_tokens": True}),
+        ({"logprobs": False, "top_logprobs": 0}, {"num_top_logprobs": None}),
+        ({"logprobs": True}, {"num_top_logprobs": 0}),
+        ({"logprobs": True, "top_logprobs": 20}, {"num_top_logprobs": 20}),
+    ],
+)
+def test_what_the_services_are_asked(fields: dict[str, Any], expected: dict[str, Any]) -> None:
+    request = _open(**fields)
+    asked = dataclasses.asdict(request) | dataclasses.asdict(request.sampling)
+    assert asked | expected == asked
 
 
 def test_the_operator_may_set_other_sampling_defaults() -> None:
@@ -144,59 +158,27 @@ def test_the_operator_may_set_other_sampling_defaults() -> None:
 def test_a_request_without_a_seed_gets_a_fresh_one() -> None:
     seeds = {_open().sampling.seed for _ in range(8)}
     assert len(seeds) == 8 and max(seeds) < 2**53
-    assert _open(seed=5).sampling.seed == 5
-    assert _open(seed=-1).sampling.seed == 2**64 - 1
 
 
-def test_end_tokens_are_the_models_unless_they_are_ignored() -> None:
-    assert _open().end_token_ids == (98, 99)
-    assert _open(ignore_eos=True).end_token_ids == ()
-    assert _open(stop_token_ids=[7, 99]).end_token_ids == (98, 99, 7)
-    assert _open(ignore_eos=True, stop_token_ids=[7]).end_token_ids == (7,)
-
-
-def test_fewest_tokens_are_part_of_the_sampling_and_within_the_limit() -> None:
-    assert _open().sampling.min_tokens == 0
-    assert _open(min_tokens=5, max_tokens=5).sampling.min_tokens == 5
-
-
-def test_a_limit_that_nobody_set_is_the_servers_and_says_so() -> None:
-    request = _open()
-    assert (request.max_tokens, request.is_max_tokens_default) == (500, True)
-    for name in ("max_tokens", "max_completion_tokens"):
-        request = _open(**{name: 700})
-        assert (request.max_tokens, request.is_max_tokens_default) == (700, False)
-    for fields, words in (
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
         ({"min_tokens": 6, "max_tokens": 5}, r"min_tokens is 6, more than max_tokens \(5\)"),
         ({"min_tokens": 600}, r"more than this server's default limit \(500\)"),
         ({"min_tokens": 6, "max_completion_tokens": 5}, r"more than max_completion_tokens \(5\)"),
-    ):
-        with pytest.raises(InvalidRequestError, match=words):
-            _open(**fields)
+        ({"logit_bias": {"9" * 5000: 1.0}}, "^.{,150}; token ids are whole numbers$"),
+    ],
+    ids=["max", "default", "completion", "digits"],
+)
+def test_what_does_not_go_together_is_refused(fields: dict[str, Any], words: str) -> None:
+    with pytest.raises(InvalidRequestError, match=words):
+        _open(**fields)
 
 
-def test_names_of_control_tokens_are_text_unless_the_request_says_so() -> None:
-    assert not _open().allow_special_tokens
-    assert not _open(allow_special_tokens=None).allow_special_tokens
-    assert _open(allow_special_tokens=True).allow_special_tokens
-
-
-def test_log_probabilities_are_asked_of_the_services_only_if_wanted() -> None:
-    assert _open().num_top_logprobs is None
-    assert _open(logprobs=False, top_logprobs=0).num_top_logprobs is None
-    assert _open(logprobs=True).num_top_logprobs == 0
-    assert _open(logprobs=True, top_logprobs=20).num_top_logprobs == 20
-
-
-def test_choices_differ_by_their_index_alone_and_are_limited() -> None:
-    assert translate.num_choices(chat_request(), SETTINGS) == 1
+def test_choices_are_limited() -> None:
     assert translate.num_choices(chat_request(n=8), SETTINGS) == 8
     with pytest.raises(InvalidRequestError, match="n is 9; this server gives at most 8 choices"):
         translate.num_choices(chat_request(n=9), SETTINGS)
-    request = _open(seed=5)
-    first, second = translate.choice_requests(request, 2)
-    assert first == request
-    assert second.sampling == dataclasses.replace(request.sampling, choice_index=1)
 
 
 @pytest.mark.parametrize(
@@ -212,7 +194,6 @@ def test_choices_differ_by_their_index_alone_and_are_limited() -> None:
         ("--allowed-pruning-strategies=", ""),
         ("--allowed-pruning-strategies=uniform,none", "holistic"),
         ("--policy=magic", ""),
-        ("--gamma=0", ""),
         ("--default-temperature=2.5", ""),
         ("--default-top-p=0", ""),
         ("--max-media-bytes=0", ""),
@@ -232,7 +213,55 @@ def test_settings_that_cannot_work_are_refused_at_the_start(
     assert words in capsys.readouterr().err
 
 
-def test_a_token_id_of_thousands_of_digits_is_refused() -> None:
-    with pytest.raises(InvalidRequestError, match="whole numbers") as caught:
-        _open(logit_bias={"9" * 5000: 1.0})
-    assert len(caught.value.message) < 200
+@pytest.mark.parametrize("name", ["max_tokens", "max_completion_tokens"])
+def test_the_token_limit_has_the_name_that_was_sent(name: str) -> None:
+    error = ContextLengthError("max_tokens is 9; num_max_tokens", param="max_tokens")
+    told = in_clients_words(error, chat_request(**{name: 9}))
+    assert type(told) is ContextLengthError
+    assert (told.message, told.param) == (f"{name} is 9; num_max_tokens", name)
+
+
+def test_other_fields_are_left_as_they_are() -> None:
+    for param in ("temperature", None):
+        told = in_clients_words(InvalidRequestError("too hot", param=param), chat_request())
+        assert (told.message, told.param) == ("too hot", param)
+
+
+@pytest.mark.parametrize(
+    ("param", "name"),
+    [
+        ("max_frames", "mm_processor_kwargs.num_frames"),
+        ("max_frames", "mm_processor_kwargs.max_frames"),
+        ("max_frames", "media_io_kwargs.video.num_frames"),
+        ("min_frames", "mm_processor_kwargs.min_frames"),
+        ("fps", "mm_processor_kwargs.fps"),
+        ("fps", "media_io_kwargs.video.fps"),
+        ("max_pixels", "mm_processor_kwargs.max_pixels"),
+    ],
+)
+def test_what_says_which_frames_has_the_name_that_was_sent(param: str, name: str) -> None:
+    sent: Any = 1
+    for field in reversed(name.split(".")):
+        sent = {field: sent}
+    error = InvalidRequestError(f"{param} is 1; 2 to 768 frames", param=param)
+    told = in_clients_words(error, chat_request(**sent))
+    assert (told.message, told.param) == (f"{name} is 1; 2 to 768 frames", name)
+
+
+def _about(num_videos: int) -> ChatCompletionRequest:
+    video = {"type": "video_url", "video_url": {"url": "a"}}
+    turn = {"role": "user", "content": [{"type": "text", "text": "which?"}, *[video] * num_videos]}
+    return chat_request(messages=[{"role": "system", "content": "Be brief."}, turn])
+
+
+def test_an_item_has_its_place_in_the_request() -> None:
+    error = MediaError("the video is cut off at 30 fps", param="media[1]")
+    told = in_clients_words(error, _about(2))
+    assert type(told) is MediaError
+    assert (told.message, told.param) == (error.message, "messages.1.content.2.video_url")
+
+
+def test_an_error_about_all_items_is_an_only_ones() -> None:
+    error = MediaError("the model's processor refuses the media")
+    assert in_clients_words(error, _about(1)).param == "messages.1.content.1.video_url"
+    assert in_clients_words(error, _about(2)).param is None

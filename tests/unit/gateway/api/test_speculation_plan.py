@@ -11,7 +11,7 @@ from pydantic import ValidationError
 
 from gateway.answer.plan import SpeculationPlan
 from gateway.api.schemas import SpeculationOptions
-from gateway.api.speculation import PRESETS, speculation_plan
+from gateway.api.translate import PRESETS, speculation_plan
 from gateway.common.config import PRUNING_STRATEGIES, GatewaySettings
 from hippo.base.config import SettingsError, load_settings
 from hippo.errors import InvalidRequestError
@@ -46,6 +46,8 @@ HIPPO = Pruning(
     spread=0.0,
     score_layer_share=1.0,
 )
+OWN_SCORES: Any = {"spatial_score": "contrast", "spread": 0.1, "score_layer_share": 0.5}
+QUESTION: Any = {"causal_attention": False, "compacted_positions": False}
 SPECVLM = Pruning(
     PruningStrategy.SPECVLM,
     0.9,
@@ -55,54 +57,45 @@ SPECVLM = Pruning(
 )
 
 
+RANDOM = Pruning(PruningStrategy.RANDOM, 0.2, min_visual_tokens=100)  # the operator's
+
+
 @pytest.mark.parametrize(
-    ("preset", "policy_name", "pruning"),
-    [("hippo", "vpsd", HIPPO), ("specvlm", "serial", SPECVLM)],
+    ("fields", "policy_name", "pruning"),
+    [
+        ({}, "adaptive", RANDOM),
+        ({"gamma": 2}, "adaptive", RANDOM),
+        ({"pruning": {"ratio": 0.5}}, "adaptive", Pruning(PruningStrategy.RANDOM, 0.5)),
+        ({"pruning": {"strategy": "uv"}}, "adaptive", Pruning(PruningStrategy.UV, 0.2)),
+        ({"preset": "hippo"}, "vpsd", HIPPO),
+        ({"preset": "hippo", "policy": "adaptive"}, "adaptive", HIPPO),
+        ({"preset": "hippo", "pruning": {"ratio": 0.0}}, "vpsd", replace(HIPPO, ratio=0.0)),
+        (
+            {"preset": "hippo", "pruning": {"min_visual_tokens": 7}},
+            "vpsd",
+            replace(HIPPO, min_visual_tokens=7),
+        ),
+        (
+            {"preset": "hippo", "guesses": True, "pruning": OWN_SCORES},
+            "vpsd",
+            replace(HIPPO, **{**OWN_SCORES, "spatial_score": SpatialScore.CONTRAST}),
+        ),
+        ({"preset": "specvlm"}, "serial", SPECVLM),
+        (
+            {"preset": "specvlm", "pruning": {"strategy": "none"}},
+            "serial",
+            replace(SPECVLM, strategy=PruningStrategy.NONE),
+        ),
+        ({"preset": "specvlm", "pruning": QUESTION}, "serial", replace(SPECVLM, **QUESTION)),
+    ],
 )
-def test_a_published_system_goes_before_the_operators_defaults(
-    preset: str, policy_name: str, pruning: Pruning
+def test_a_request_goes_before_its_preset_and_that_before_the_operators_defaults(
+    fields: dict[str, Any], policy_name: str, pruning: Pruning
 ) -> None:
-    settings = replace(
-        SETTINGS, policy="adaptive", pruning_strategy="random", pruning_ratio=0.2, gamma=2
-    )
-    plan = _plan(settings, preset=preset)
-    assert (plan.policy_name, plan.pruning, plan.guesses) == (policy_name, pruning, False)
-    default = _plan(settings)
-    assert (default.policy_name, default.pruning) == (
-        "adaptive",
-        Pruning(PruningStrategy.RANDOM, 0.2, min_visual_tokens=512),
-    )
-    assert default.guesses
-
-
-def test_the_operators_threshold_is_for_requests_that_say_nothing_about_pruning() -> None:
-    settings = replace(SETTINGS, pruning_min_visual_tokens=100)
-    assert _plan(settings, gamma=2).pruning.min_visual_tokens == 100
-    assert _plan(settings, preset="hippo").pruning.min_visual_tokens == 0
-    assert _plan(settings, pruning={"strategy": "uniform"}).pruning.min_visual_tokens == 0
-    assert _plan(settings, pruning={"ratio": 0.5}).pruning.min_visual_tokens == 0
-    own = _plan(settings, preset="hippo", pruning={"min_visual_tokens": 7})
-    assert own.pruning.min_visual_tokens == 7
-
-
-def test_what_the_request_gives_goes_before_its_preset() -> None:
-    plan = _plan(preset="hippo", policy="adaptive")
-    assert (plan.policy_name, plan.pruning.strategy) == ("adaptive", PruningStrategy.HOLISTIC)
-    plan = _plan(preset="hippo", pruning={"ratio": 0.0})
-    assert (plan.policy_name, plan.pruning) == ("vpsd", replace(HIPPO, ratio=0.0))
-    plan = _plan(preset="specvlm", gamma=3, pruning={"strategy": "none"})
-    everything = replace(SPECVLM, strategy=PruningStrategy.NONE)
-    assert (plan.policy_name, plan.pruning) == ("serial", everything)
-    assert plan.make_policy().pace.optimistic.max_draft_tokens == 3
-    question = {"causal_attention": False, "compacted_positions": False}
-    plan = _plan(preset="specvlm", pruning=question)
-    assert plan.pruning == replace(SPECVLM, causal_attention=False, compacted_positions=False)
-    own = {"spatial_score": "contrast", "spread": 0.1, "score_layer_share": 0.5}
-    plan = _plan(preset="hippo", guesses=True, pruning=own)
-    assert plan.guesses
-    assert plan.pruning == replace(
-        HIPPO, spatial_score=SpatialScore.CONTRAST, spread=0.1, score_layer_share=0.5
-    )
+    settings = replace(SETTINGS, pruning_strategy="random", pruning_ratio=0.2)
+    plan = _plan(replace(settings, pruning_min_visual_tokens=100), **fields)
+    assert (plan.policy_name, plan.pruning) == (policy_name, pruning)
+    assert plan.guesses == fields.get("guesses", "preset" not in fields)
 
 
 def test_the_draft_length_may_follow_the_measured_times() -> None:
@@ -118,6 +111,7 @@ def test_the_draft_length_may_follow_the_measured_times() -> None:
         assert asked.make_policy(times).pace == vpsd_pace(10)
     assert _plan(preset="hippo", gamma=7).make_policy(times).pace == vpsd_pace(7)
     assert _plan(preset="specvlm").make_policy(times).pace == serial_pace(5)
+    assert _plan(preset="specvlm", gamma=3).make_policy(times).pace == serial_pace(3)
     assert not _plan(gamma="auto").is_default
 
 
@@ -152,8 +146,7 @@ def test_strategies_that_the_operator_does_not_allow_are_refused_by_name() -> No
 
 def test_speculation_is_chosen_within_the_operators_limits() -> None:
     assert not _plan(policy="off").wants_draft
-    default, most = _plan(), SETTINGS.max_draft_tokens
-    assert (default.policy_name, default.pruning.ratio) == ("adaptive", SETTINGS.pruning_ratio)
+    most = SETTINGS.max_draft_tokens
     with pytest.raises(InvalidRequestError, match=f"this server allows {most}"):
         _plan(max_draft_tokens=most + 1)
 

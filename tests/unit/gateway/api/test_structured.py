@@ -21,10 +21,7 @@ from tests.support.running.info import small_model_info
 
 INFO = small_model_info()
 SCHEMA = {"type": "object", "properties": {"b": {}, "a": {"type": "integer"}}}
-FORMAT = {
-    "type": "json_schema",
-    "json_schema": {"name": "x", "schema": SCHEMA, "strict": True},
-}
+FORMAT = {"type": "json_schema", "json_schema": {"name": "x", "schema": SCHEMA, "strict": True}}
 
 
 @pytest.fixture(scope="module")
@@ -40,9 +37,7 @@ def trials() -> Iterator[GrammarTrials]:
         ({}, None),
         ({"response_format": {"type": "text"}}, None),
         ({"response_format": None, "structured_outputs": {"json_object": False}}, None),
-        ({"response_format": {"type": "json_object"}}, "response_format"),
         ({"response_format": FORMAT}, "response_format.json_schema.schema"),
-        ({"guided_json": SCHEMA}, "guided_json"),
         ({"guided_json": json.dumps(SCHEMA)}, "guided_json"),
         ({"guided_regex": ""}, "guided_regex"),
         ({"guided_choice": ["a", "a", ""]}, "guided_choice"),

@@ -1,8 +1,9 @@
-"""POST /tokenize for a client that does not wait for it."""
+"""POST /tokenize for a client that does not wait for it, and events as clients parse them."""
 
 from __future__ import annotations
 
 import asyncio
+import json
 from types import SimpleNamespace
 from typing import Any
 
@@ -10,6 +11,7 @@ import pytest
 from fastapi import HTTPException, Request
 
 from gateway.api.routes.tokenize import TokenizeRequest, tokenize
+from gateway.api.sse import event
 
 
 async def test_the_work_for_a_client_that_leaves_ends() -> None:
@@ -39,3 +41,10 @@ async def test_the_work_for_a_client_that_leaves_ends() -> None:
     with pytest.raises(HTTPException) as refused:
         await asyncio.wait_for(tokenize(TokenizeRequest(prompt="a"), request, state), 30)
     assert refused.value.status_code == 499 and has_ended
+
+
+@pytest.mark.parametrize("text", ["plain", 'a "quote" \\ {brace}', "line\nbreak", "日本 \u2028 🦛"])
+def test_an_event_carries_any_text(text: str) -> None:
+    data = event({"content": text}).decode()
+    assert len(data.splitlines()) == 2  # whatever a client takes for an end of line
+    assert json.loads(data.removeprefix("data: ")) == {"content": text}
