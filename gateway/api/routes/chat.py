@@ -16,10 +16,10 @@ from gateway.answer import report
 from gateway.answer.account import count_completion, describe_answer
 from gateway.answer.choices import Choices
 from gateway.answer.completion import Completion
+from gateway.answer.drafting import CopyFiles
 from gateway.answer.events import EventLog
 from gateway.answer.plan import SpeculationPlan
 from gateway.answer.report import AnswerRecord, Timeline
-from gateway.answer.streams import CopyFiles
 from gateway.api import media_fields, sse, structured, translate
 from gateway.api.openapi import CHAT_ANSWERED
 from gateway.api.schemas import ChatCompletionRequest

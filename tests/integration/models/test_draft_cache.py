@@ -21,7 +21,7 @@ from hippo.models.interface.context import most_kept
 from hippo.pruning.select import num_kept
 from hippo.types import Media, MediaKind, OpenRequest, Pruning, PruningStrategy
 from tests.support.models.pairs import NoiseDecoder, load
-from tests.support.running.gateways import backends_of, completed
+from tests.support.running.gateways import completed, watching
 from tests.support.running.services import (
     serving_draft,
     serving_target,
@@ -67,7 +67,7 @@ async def ask(
     async with (
         serving_target(target, NoiseDecoder()) as (target_service, target_client),
         serving_draft(draft, NoiseDecoder()) as (draft_service, draft_client),
-        backends_of(target_client, draft_client) as backends,
+        watching([target_client], [draft_client]) as backends,
     ):
 
         async def ask(request: OpenRequest) -> Completion:

@@ -122,7 +122,7 @@ async def test_a_client_that_has_sent_its_request_may_wait_longer(
         heard.extend([(await receive())["type"] for _ in range(3)])
 
     scope: Scope = {"type": "http", "method": "POST", "path": "/v1/models", "headers": []}
-    metrics = GatewayMetrics(max_draft_tokens=1, version="0")
+    metrics = GatewayMetrics(max_draft_tokens=1)
     limits = {"max_body_bytes": 10, "max_file_bytes": 100}
     within = RequestMiddleware(app, **limits, budget=ByteBudget(1 << 30), metrics=metrics)
     await within(scope, receive, send)
