@@ -36,23 +36,21 @@ from hippo.types import FramePlan, ModelInfo, OpenRequest, Pruning, SamplingPara
 
 NUM_IDS = 150_000
 NUM_DRAFT = 7  # draft tokens of a forward
+_OBJECT = {
+    "type": "object",
+    "properties": {
+        "name": {"type": "string"},
+        "color": {"enum": ["red", "green", "blue", "yellow", "other"]},
+        "count": {"type": "integer", "minimum": 1},
+    },
+    "required": ["name", "color", "count"],
+    "additionalProperties": False,
+}
 SCHEMA: dict[str, Any] = {
     "type": "object",
     "properties": {
         "caption": {"type": "string"},
-        "objects": {
-            "type": "array",
-            "items": {
-                "type": "object",
-                "properties": {
-                    "name": {"type": "string"},
-                    "color": {"enum": ["red", "green", "blue", "yellow", "other"]},
-                    "count": {"type": "integer", "minimum": 1},
-                },
-                "required": ["name", "color", "count"],
-                "additionalProperties": False,
-            },
-        },
+        "objects": {"type": "array", "items": _OBJECT},
         "is_indoors": {"type": "boolean"},
     },
     "required": ["caption", "objects", "is_indoors"],
@@ -106,18 +104,10 @@ def large_tokenizer(num_ids: int) -> ModelInfo:
     core.decoder = decoders.ByteLevel()
     core.add_special_tokens([AddedToken("<end>", special=True)])
     return ModelInfo(
-        name="large",
-        family="",
-        device="cpu",
-        dtype="",
-        tokenizer_hash=b"",
-        tokenizer_json=core.to_str().encode(),
-        num_token_ids=num_ids,
-        end_token_ids=(num_ids - 1,),
-        max_context_length=0,
-        num_slots=0,
-        num_parameters=0,
-    )
+        name="large", family="", device="cpu", dtype="", tokenizer_hash=b"",
+        tokenizer_json=core.to_str().encode(), num_token_ids=num_ids,
+        end_token_ids=(num_ids - 1,), max_context_length=0, num_slots=0, num_parameters=0,
+    )  # fmt: skip
 
 
 def _measure_masks(console: Console) -> None:
@@ -140,16 +130,11 @@ def _measure_masks(console: Console) -> None:
 
 def _case(case: tuple[str, str, str], compiler: GrammarCompiler, reader: LLTokenizer) -> list[str]:
     kind, grammar, text = case
+    sampling = SamplingParams(grammar=grammar_from(kind, grammar))  # type: ignore[arg-type]
     request = OpenRequest(
-        request_id="",
-        messages=(),
-        media=(),
-        sampling=SamplingParams(grammar=grammar_from(kind, grammar)),  # type: ignore[arg-type]
-        frame_plan=FramePlan(),
-        pruning=Pruning(),
-        max_tokens=1,
-        end_token_ids=(NUM_IDS - 1,),
-    )
+        request_id="", messages=(), media=(), sampling=sampling, frame_plan=FramePlan(),
+        pruning=Pruning(), max_tokens=1, end_token_ids=(NUM_IDS - 1,),
+    )  # fmt: skip
     masks, compile_s = _timed(lambda: asyncio.run(compiler.compile_request(request)))
     ids = reader.greedy_tokenize(text)
     each_us = []

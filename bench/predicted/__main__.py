@@ -2,6 +2,7 @@
 
     pairs       the papers' pairs by policy (five minutes)
     published   published speedups beside the predicted ones (one minute)
+    helper      first tokens with the prefill helper (two minutes)
     scaling     which pair fits on which GPUs, how much video, what speed (three minutes)
 
 Nothing is measured; each part replaces its own table.
@@ -23,6 +24,7 @@ PAGE = ROOT / "docs/performance.md"
 TABLES: dict[str, tuple[Sequence[str], Callable[[], Iterable[Sequence[str]]], int]] = {
     "pairs": (pairs.HEAD, pairs.pair_rows, 2),
     "published": (published.HEAD, published.published_rows, 2),
+    "helper": (pairs.HELPER_HEAD, pairs.helper_rows, 3),
     "scaling": (scaling.HEAD, scaling.scaling_rows, 3),
 }
 """By part: the head, the rows, and the number of columns with names."""

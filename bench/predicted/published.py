@@ -51,30 +51,20 @@ def _settings() -> tuple[tuple[PublishedSetting, tuple[tuple[float, float], ...]
     # Text prompts of some hundred tokens. The language model of Qwen2-VL-2B has the shape of
     # Qwen2.5-1.5B, and the language model of Qwen2.5-VL-72B has the shape of Qwen2.5-72B.
     nano = PublishedSetting(
-        system="nano-PEARL, 3 H200",
-        pair="Qwen2.5 1.5B / 72B",
-        draft=find_shape("Qwen/Qwen2-VL-2B-Instruct"),
-        target=find_shape(_QWEN.format("72B")),
-        draft_place=Placement(gpu=h200),
-        target_place=Placement(gpu=h200, num_gpus=2),
-        context=1000,
-        draft_context=1000,
+        system="nano-PEARL, 3 H200", pair="Qwen2.5 1.5B / 72B", context=1000, draft_context=1000,
+        draft=find_shape("Qwen/Qwen2-VL-2B-Instruct"), draft_place=Placement(gpu=h200),
+        target=find_shape(_QWEN.format("72B")), target_place=Placement(gpu=h200, num_gpus=2),
         counts_corrected=True,
-    )
+    )  # fmt: skip
 
     def parallel(pair: str, family: str, draft: str, target: str) -> PublishedSetting:
         # Layers are spread over the GPUs and run one after another, at the speed of one GPU.
+        place = Placement(gpu=l40s, has_graphs=False)
         return PublishedSetting(
-            system="ParallelVLM, 8 L40S",
-            pair=pair,
-            draft=find_shape(family.format(draft)),
-            target=find_shape(family.format(target)),
-            draft_place=Placement(gpu=l40s, has_graphs=False),
-            target_place=Placement(gpu=l40s, has_graphs=False),
-            context=24_000,
-            draft_context=2_400,
-            counts_corrected=False,
-        )
+            system="ParallelVLM, 8 L40S", pair=pair, context=24_000, draft_context=2_400,
+            draft=find_shape(family.format(draft)), draft_place=place,
+            target=find_shape(family.format(target)), target_place=place, counts_corrected=False,
+        )  # fmt: skip
 
     return (
         (nano, ((3.85, 2.08), (7.34, 3.16), (9.65, 3.76), (15.08, 4.52))),

@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from hippo.catalog.sizes import DEVICE_BYTES, RESERVED_BYTES, USED_SHARE, Memory, memory_of
+from hippo.catalog.sizes import RESERVED_BYTES, USED_SHARE, Memory, memory_of
 from hippo.lab.simulation.hardware import GPUS, Gpu
 from hippo.lab.simulation.machine import Machine
 from hippo.lab.simulation.pairs import NUM_NEW_TOKENS, ModelPair, find_pair
@@ -73,10 +73,7 @@ def _cells(pair: ModelPair, gpu: Gpu, fit: Fit) -> Iterator[str]:
     most = min(visual_limit(fit.context, NUM_NEW_TOKENS), MAX_VIDEO_TOKENS)
     num_tokens = _LLAVA_TOKENS if is_llava else min(most, _SECONDS * tokens_per_second())
     placed = dataclasses.replace(
-        pair,
-        gpu=gpu,
-        num_target_gpus=max(fit.num_target_gpus, 1),
-        num_visual_tokens=num_tokens,
+        pair, gpu=gpu, num_target_gpus=max(fit.num_target_gpus, 1), num_visual_tokens=num_tokens
     )
     yield fit.gpus
     yield f"{fit.context:,}"
@@ -122,7 +119,7 @@ def _on_two_or_more(pair: ModelPair, gpu: Gpu) -> Fit | None:
             _limit(pair),
             1,
             lambda tokens, slots, count=count: all(  # type: ignore[misc]
-                side.fits(_device_bytes(gpu)) for side in _memories(pair, tokens, slots, count)
+                side.fits(gpu.device_bytes) for side in _memories(pair, tokens, slots, count)
             ),
         )
         if context >= _least(pair):
@@ -135,7 +132,7 @@ def _on_one(pair: ModelPair, gpu: Gpu) -> Fit | None:
 
     def fits(tokens: int, slots: int) -> bool:
         both = _memories(pair, tokens, slots)
-        left = _device_bytes(gpu) - sum(RESERVED_BYTES + each.weights for each in both)
+        left = gpu.device_bytes - sum(RESERVED_BYTES + each.weights for each in both)
         return sum(each.total - each.weights for each in both) <= USED_SHARE * left
 
     context = choose_context(_limit(pair), 1, fits)
@@ -149,10 +146,7 @@ def _memories(
     return (
         memory_of(pair.target, num_tokens=tokens, num_slots=slots, num_devices=num_target_gpus),
         memory_of(
-            pair.draft,
-            num_tokens=tokens,
-            num_slots=slots,
-            cache_tokens=pruned_cache_tokens(tokens),
+            pair.draft, num_tokens=tokens, num_slots=slots, cache_tokens=pruned_cache_tokens(tokens)
         ),
     )
 
@@ -169,7 +163,3 @@ def _least(pair: ModelPair) -> int:
     """Returns the context of the shortest useful video: five seconds, or LLaVA's 32 frames."""
     visual = _LLAVA_TOKENS if _is_llava(pair) else 5 * tokens_per_second()
     return visual * 4 // 3
-
-
-def _device_bytes(gpu: Gpu) -> int:
-    return DEVICE_BYTES[round(gpu.memory_gib)]

@@ -81,10 +81,7 @@ def write_pair(
 ) -> tuple[Path, Path]:
     """Writes the models of ``roles`` into ``folder``, in place of what is there; returns the
     folders of target and draft."""
-    models = {
-        "target": (form.target, form.target_layers),
-        "draft": (form.draft, form.draft_layers),
-    }
+    models = {"target": (form.target, form.target_layers), "draft": (form.draft, form.draft_layers)}
     sizes = []
     with tempfile.TemporaryDirectory() as scratch:
         for role, (name, num_layers) in models.items():

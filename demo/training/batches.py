@@ -139,10 +139,7 @@ def answered_rows(
     end, rows = encoder.special.im_end, []
     for question, answer in zip(questions, answers, strict=True):
         prompt, said = encoder.conversation(
-            [Exchange("", question, "")],
-            grid=grid,
-            is_video_first=is_video_first,
-            open_end=True,
+            [Exchange("", question, "")], grid=grid, is_video_first=is_video_first, open_end=True
         )
         rows.append(([*prompt, *answer, end], [*said, *[True] * (len(answer) + 1)]))
     return rows

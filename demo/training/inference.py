@@ -58,11 +58,7 @@ def grid_of(frames: npt.NDArray[np.uint8]) -> tuple[int, int, int]:
 
 @torch.no_grad()
 def greedy(
-    loaded: Loaded,
-    asked: Asked,
-    *,
-    max_new_tokens: int = 260,
-    is_video_first: bool = True,
+    loaded: Loaded, asked: Asked, *, max_new_tokens: int = 260, is_video_first: bool = True
 ) -> list[list[int]]:
     """Returns greedy answers without end tokens. All prompts must have the same length."""
     inner: Any = loaded.model
@@ -70,10 +66,7 @@ def greedy(
     grid = grid_of(asked.frames)
     rows = [
         encoder.conversation(
-            [Exchange("", question, "")],
-            grid=grid,
-            is_video_first=is_video_first,
-            open_end=True,
+            [Exchange("", question, "")], grid=grid, is_video_first=is_video_first, open_end=True
         )
         for question in asked.questions
     ]

@@ -15,18 +15,8 @@ from dataclasses import dataclass
 
 import torch
 
+from hippo.catalog.sizes import MOST_CHUNK_ROWS
 from hippo.models.interface.plan import LoadPlan
-
-LEAST_CHUNK_ROWS, MOST_CHUNK_ROWS = 128, 512
-"""Rows of a chunk: fewer make the products slower (on a CPU core by 10 to 20 % at 64), and with
-more the two devices wait longer for each other's first and last chunk."""
-
-_CHUNKS = 8  # two devices then take 9/16 of the time of one
-
-
-def chunk_rows_for(num_rows: int) -> int:
-    """Returns how many rows of a prompt of ``num_rows`` a chunk has."""
-    return min(max(-(-num_rows // _CHUNKS), LEAST_CHUNK_ROWS), MOST_CHUNK_ROWS)
 
 
 @dataclass(frozen=True, slots=True)

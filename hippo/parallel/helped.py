@@ -17,6 +17,7 @@ from time import perf_counter
 
 import torch
 
+from hippo.catalog.sizes import chunk_rows_for
 from hippo.models.attention.parts import AttentionPlan
 from hippo.models.attention.rows import layer_groups
 from hippo.models.attention.tap import AttentionScorer
@@ -24,10 +25,7 @@ from hippo.models.cached import CachedModel
 from hippo.models.families.family import Family
 from hippo.models.interface.base import AttentionTap, PrefillHelp, Prompt
 from hippo.models.loading.pretrained import Pretrained
-from hippo.parallel.help import (
-    HelpWith,
-    chunk_rows_for,
-)
+from hippo.parallel.help import HelpWith
 from hippo.parallel.helper_link import Help, HelperLink
 
 _LONGEST_WAIT_S = 0.002  # of the device thread, between two looks at the inbox

@@ -12,19 +12,12 @@ from typing import Any
 
 import torch
 
+from hippo.catalog.sizes import LEAST_CHUNK_ROWS, MOST_CHUNK_ROWS
 from hippo.models.attention.parts import AttentionPlan, QueryTap, plan_chunks
 from hippo.models.interface.transfer import to_device
 from hippo.models.loading.pretrained import Pretrained
 from hippo.parallel.commands import Stop
-from hippo.parallel.help import (
-    LEAST_CHUNK_ROWS,
-    MOST_CHUNK_ROWS,
-    Abandon,
-    ChunkBuffer,
-    HelpWith,
-    InputBuffer,
-    LayerShape,
-)
+from hippo.parallel.help import Abandon, ChunkBuffer, HelpWith, InputBuffer, LayerShape
 from hippo.parallel.link import Link
 
 _SLOT = 0

@@ -53,10 +53,7 @@ def summarise_load(run: LoadRun, references: Mapping[int, tuple[int, ...]]) -> R
 
 
 def _percentiles(seconds: Sequence[float]) -> dict[str, float]:
-    return {
-        "p50": 1e3 * percentile(seconds, 0.5),
-        "p99": 1e3 * percentile(seconds, 0.99),
-    }
+    return {"p50": 1e3 * percentile(seconds, 0.5), "p99": 1e3 * percentile(seconds, 0.99)}
 
 
 def _total(answers: Sequence[Answer], key: str) -> float | None:

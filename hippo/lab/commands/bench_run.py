@@ -15,13 +15,7 @@ from rich.console import Console
 from hippo.client import tables
 from hippo.client.answers import Answer
 from hippo.client.figures import distributions, notes_on, summarise, summarise_alone
-from hippo.client.latency import (
-    TARGET_ONLY,
-    System,
-    measure,
-    measure_alone,
-    num_answers,
-)
+from hippo.client.latency import TARGET_ONLY, System, measure, measure_alone, num_answers
 from hippo.client.requests import Question, RequestForm, probe
 from hippo.client.server import Server
 from hippo.errors import ForbiddenError, HippoError, InvalidRequestError, NotFoundError

@@ -35,12 +35,7 @@ from hippo.lab.distill import results
 from hippo.lab.distill.answers import AnswerFile, TargetAnswer, ask_target
 from hippo.lab.distill.examples import check_disk, example_path, write_examples
 from hippo.lab.distill.questions import TargetQuestion, asked_about, plan_questions
-from hippo.lab.distill.training import (
-    TrainingPlan,
-    best_student,
-    read_state,
-    run_training,
-)
+from hippo.lab.distill.training import TrainingPlan, best_student, read_state, run_training
 from hippo.models.interface.plan import LoadPlan
 from hippo.models.load import load_model
 

@@ -19,15 +19,7 @@ from hippo.models.interface.base import (
 )
 from hippo.pruning.scores import distinctness, normalise
 from hippo.pruning.select import VisualScores, default_score_layers, select_tokens
-from hippo.types import (
-    ChatMessage,
-    FramePlan,
-    Media,
-    MediaKind,
-    MediaPart,
-    Pruning,
-    TextPart,
-)
+from hippo.types import ChatMessage, FramePlan, Media, MediaKind, MediaPart, Pruning, TextPart
 from hippo.video.decoder import MediaDecoder
 
 

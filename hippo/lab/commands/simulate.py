@@ -51,12 +51,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     add("--gpu", choices=GPUS, help="of both models of a --pair (default: h200)")
     add("--target-gpus", type=int, help="GPUs that share the target of a --pair")
     add("--ratio", type=float, help="share of visual tokens pruned for its draft (default: 0.9)")
-    add(
-        "--eager",
-        action="store_true",
-        default=None,
-        help="the host launches the operations of a step one by one, as without CUDA graphs",
-    )
+    eager = "the host launches the operations of a step one by one, as without CUDA graphs"
+    add("--eager", action="store_true", default=None, help=eager)
     add("--visual-tokens", type=int, help="of its prompt (default: 25000)")
     add("--target-ms", type=float, help="the target's step with one row; with --draft-ms")
     add("--draft-ms", type=float, help="the draft's step")
@@ -69,11 +65,9 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     add = group.add_mutually_exclusive_group().add_argument
     add("--acceptance", type=float, help="share of tokens on which the draft agrees")
     add(
-        "--run-length",
-        type=float,
-        help="mean tokens between two rejections, the corrected one included: the papers' mean "
-        "accepted tokens + 1",
-    )
+        "--run-length", type=float, help="mean tokens between two rejections, the corrected one "
+        "included: the papers' mean accepted tokens + 1",
+    )  # fmt: skip
     add("--traces", type=Path, help="a file of agreement traces")
     add = group.add_argument
     add("--burstiness", type=float, help="0: rejections are independent; 1: they come together")

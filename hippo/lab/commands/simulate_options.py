@@ -11,12 +11,7 @@ from hippo.lab.commands.options import check_range, refuse
 from hippo.lab.simulation.hardware import GPUS
 from hippo.lab.simulation.machine import ForwardTime, Machine
 from hippo.lab.simulation.pairs import PAIRS, ModelPair, find_pair
-from hippo.lab.simulation.traces import (
-    Trace,
-    agreement_of_run_length,
-    drawn_traces,
-    read_traces,
-)
+from hippo.lab.simulation.traces import Trace, agreement_of_run_length, drawn_traces, read_traces
 
 _DEFAULT_PAIR = "qwen-7b-72b"
 _MOST = 1e6  # largest value for any option
@@ -93,11 +88,9 @@ def traces_of(arguments: argparse.Namespace, pair: ModelPair | None) -> list[Tra
     if arguments.run_length is not None:
         rate = agreement_of_run_length(arguments.run_length)
     drawn = {"burstiness": 0.5, "num_traces": 12, "num_tokens": 256} | _given(
-        burstiness=arguments.burstiness,
-        num_traces=arguments.num_traces,
-        num_tokens=arguments.tokens,
-        seed=arguments.seed,
-    )
+        burstiness=arguments.burstiness, num_traces=arguments.num_traces,
+        num_tokens=arguments.tokens, seed=arguments.seed,
+    )  # fmt: skip
     return drawn_traces(
         agreement=rate,
         num_prompt_tokens=num_prompt_tokens,

@@ -22,11 +22,11 @@ _COLUMNS = {
     "policy": ("policy", "{}"),
     "decode": ("decode_speedup", "{:.2f}×"),
     "end to\nend": ("end_to_end_speedup", "{:.2f}×"),
+    "with\nhelper": ("helped_speedup", "{:.2f}×"),
     "ms a\ntoken": ("ms_per_token", "{:.3f}"),
     "tokens/\nforward": ("mean_tokens_per_forward", "{:.2f}"),
     "run\nlength": ("mean_run_length", "{:.1f}"),
     "target\nwaits": ("target_wait_share", "{:.0%}"),
-    "ideal": ("ideal_speedup", "{:.2f}×"),
     "effi-\nciency": ("efficiency", "{:.0%}"),
 }
 
@@ -46,6 +46,11 @@ def machine_table(machine: Machine, pair: ModelPair | None) -> Table:
         table.add_row(name, f"{target_ms:.3f}", f"{draft_ms:.3f}")
     table.add_row("prefill", f"{machine.target_prefill_ms:.1f}", f"{machine.draft_prefill_ms:.1f}")
     table.add_row("  may begin after", "-", _unless_zero(machine.selection_ms))
+    if machine.helper_layers:
+        title = f"prefill, {machine.helper_layers} layers on a helper"
+        table.add_row(title, f"{machine.helped_prefill_ms:.1f}", "as above")
+        table.add_row("  may begin after", "-", f"{machine.helped_selection_ms:.3f}")
+    table.add_row("vision tower, before it", _unless_zero(machine.tower_ms), "-")
     for title, first, second in (
         ("a message, of the device", machine.target_message_ms, machine.draft_message_ms),
         ("between two steps", machine.target_scheduling_ms, 0.0),
@@ -102,14 +107,16 @@ def policy_table(rows: Sequence[Row], *, num_traces: int, agreement: float) -> T
         box=box.SIMPLE_HEAD,
         padding=(0, 1, 0, 0),
         caption="decode: first token to last; end to end: both prefills too (without vision "
-        "towers, decoding of frames); efficiency: over the same policy without any overhead",
+        "towers, decoding of frames), also with a prefill helper; efficiency: over the same "
+        "policy without any overhead",
     )
     for column in _COLUMNS:
         is_name = column == "policy"
         table.add_column(column, justify="left" if is_name else "right", no_wrap=True)
     for row in rows:
         figures = row_figures(row)
-        table.add_row(*(form.format(figures[key]) for key, form in _COLUMNS.values()))
+        cells = ((figures[key], form) for key, form in _COLUMNS.values())
+        table.add_row(*("-" if value is None else form.format(value) for value, form in cells))
     return table
 
 
@@ -121,6 +128,7 @@ def row_figures(row: Row) -> dict[str, Any]:
         "gamma": row.policy.gamma,
         "decode_speedup": row.decode_speedup,
         "end_to_end_speedup": row.end_to_end_speedup,
+        "helped_speedup": row.helped_speedup,
         "ideal_speedup": row.decode_speedup / row.efficiency,
         "ms_per_token": totals.ms_per_token,
         "ideal_ms_per_token": row.ideal.ms_per_token,

@@ -8,6 +8,7 @@ import json
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from rich.console import Console
@@ -28,23 +29,11 @@ from hippo.catalog.sizes import (
 )
 from hippo.errors import InvalidRequestError
 from hippo.lab.commands.options import check_range
+from hippo.lab.simulation.hardware import helper_memory
+from hippo.lab.simulation.pairs import KNOWN_PAIRS
 from hippo.models.interface.context import pruned_cache_tokens
 
 _MOST_DEVICES = 8
-_PAIRS = (
-    ("Qwen/Qwen2-VL-7B-Instruct", "Qwen/Qwen2-VL-2B-Instruct"),
-    ("Qwen/Qwen2-VL-72B-Instruct", "Qwen/Qwen2-VL-7B-Instruct"),
-    ("Qwen/Qwen2.5-VL-7B-Instruct", "Qwen/Qwen2.5-VL-3B-Instruct"),
-    ("Qwen/Qwen2.5-VL-32B-Instruct", "Qwen/Qwen2.5-VL-7B-Instruct"),
-    ("Qwen/Qwen2.5-VL-72B-Instruct", "Qwen/Qwen2.5-VL-7B-Instruct"),
-    ("Qwen/Qwen3-VL-8B-Instruct", "Qwen/Qwen3-VL-2B-Instruct"),
-    ("Qwen/Qwen3-VL-32B-Instruct", "Qwen/Qwen3-VL-4B-Instruct"),
-    ("Qwen/Qwen3-VL-30B-A3B-Instruct", "Qwen/Qwen3-VL-2B-Instruct"),
-    ("llava-hf/llava-onevision-qwen2-7b-ov-hf", "llava-hf/llava-onevision-qwen2-0.5b-ov-hf"),
-    ("llava-hf/llava-onevision-qwen2-72b-ov-hf", "llava-hf/llava-onevision-qwen2-7b-ov-hf"),
-    ("OpenGVLab/InternVL3_5-8B-HF", "OpenGVLab/InternVL3_5-1B-HF"),
-    ("OpenGVLab/InternVL3_5-38B-HF", "OpenGVLab/InternVL3_5-2B-HF"),
-)
 
 HELP = "work out the memory that a pair takes"
 DESCRIPTION = "Works out the memory of weights and cache, and on which devices it fits."
@@ -114,7 +103,7 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.all and arguments.draft:
         raise InvalidRequestError("--all has its own drafts: leave --draft out")
     pairs: Sequence[tuple[str, str | None]] = (
-        _PAIRS if arguments.all else ((arguments.target, arguments.draft),)
+        KNOWN_PAIRS if arguments.all else ((arguments.target, arguments.draft),)
     )
     rows = [
         _row(role, name, plan)
@@ -197,17 +186,12 @@ def _row(role: str, name: str, plan: _Plan) -> _Row:
     cache_tokens = pruned_cache_tokens(num_tokens) if role == "draft" else num_tokens
     counts = range(1, _MOST_DEVICES + 1) if role == "target" else (1,)
 
+    slots_on = partial(most_slots, shape, num_tokens=num_tokens, cache_tokens=cache_tokens)
+
     def fit(device_bytes: int) -> _Fit:
         """The fewest devices that hold the model and all its slots."""
         for count in filter(shape.can_divide, counts):
-            slots = most_slots(
-                shape,
-                device_bytes,
-                num_tokens=num_tokens,
-                cache_tokens=cache_tokens,
-                num_devices=count,
-            )
-            if slots >= plan.num_slots:
+            if (slots := slots_on(device_bytes, num_devices=count)) >= plan.num_slots:
                 return _Fit(count, slots)
         return _Fit(0, 0)
 
@@ -282,6 +266,11 @@ def _print_table(rows: Sequence[_Row], plan: _Plan) -> None:
     console.print(table)
     for line in (line for row in rows for line in _advice(row, plan)):
         console.print(line, highlight=False, soft_wrap=True)
+    for size, helper in _helpers(rows, plan).items():
+        layers = f"{helper['num_layers']} of {rows[0].shape.num_layers} layers"
+        total = f"{helper['total_bytes'] / GIB:.1f} GiB"
+        line = f"prefill helper, beside the draft on {size} GB: {layers}, {total}"
+        console.print(line, highlight=False, soft_wrap=True)
 
 
 def _advice(row: _Row, plan: _Plan) -> Iterator[str]:
@@ -306,6 +295,16 @@ def _advice(row: _Row, plan: _Plan) -> Iterator[str]:
         yield f"gateway, for hippo up: --gateway-arg=--max-visual-tokens={num_visual}"
 
 
+def _helpers(rows: Sequence[_Row], plan: _Plan) -> dict[int, dict[str, int]]:
+    """Returns the pair's prefill helpers by the device's size, where both models take one each."""
+    target, draft = rows[0], rows[-1]
+    return {
+        size: helper_memory(target.shape, draft.whole, num_bytes, target.num_tokens)
+        for size, num_bytes in plan.devices.items()
+        if len(rows) == 2 and target.fits[size].num_devices == draft.fits[size].num_devices == 1
+    }
+
+
 def _print_json(rows: Sequence[_Row], plan: _Plan) -> None:
     """Prints the plan and the rows, all sizes in bytes."""
     content: dict[str, Any] = {
@@ -326,6 +325,7 @@ def _print_json(rows: Sequence[_Row], plan: _Plan) -> None:
             }
             for row in rows
         ],
+        "prefill_helpers": _helpers(rows, plan),
     }
     Console(soft_wrap=True).print_json(json.dumps(content))
 

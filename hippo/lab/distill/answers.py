@@ -11,12 +11,7 @@ from typing import Any
 
 from hippo.base.tasks import gather_or_cancel
 from hippo.client.json_lines import JsonLines
-from hippo.errors import (
-    HippoError,
-    InvalidRequestError,
-    OverloadedError,
-    UnavailableError,
-)
+from hippo.errors import HippoError, InvalidRequestError, OverloadedError, UnavailableError
 from hippo.lab.distill.questions import TargetQuestion
 from hippo.models.interface.context import most_text_tokens, visual_limit
 from hippo.rpc.client import TargetClient
@@ -197,9 +192,7 @@ class Asking:
             sampling=SamplingParams(temperature=question.temperature, seed=question.seed),
             frame_plan=frame_plan(self.info, question.prompt, self.max_tokens),
             pruning=Pruning(
-                PruningStrategy.HOLISTIC,
-                question.ratio,
-                min_visual_tokens=self.min_visual_tokens,
+                PruningStrategy.HOLISTIC, question.ratio, min_visual_tokens=self.min_visual_tokens
             ),
             max_tokens=self.max_tokens,
             end_token_ids=self.info.end_token_ids,

@@ -1,13 +1,14 @@
-"""The simulator's parts: costs, outages, a clock and devices in virtual time."""
+"""The simulator's parts: costs, outages, a clock, devices in virtual time and their caches."""
 
 from __future__ import annotations
 
 import heapq
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
+from hippo.speculation.core import Step
 from hippo.speculation.stats import SpeculationStats
 from hippo.types import Verdict
 
@@ -134,3 +135,26 @@ class Device:
         self.is_busy = False
         self._idle_from = self._clock.now
         done()
+
+
+class KeyCache:
+    """A model of one sequence's KV cache: the completion ids whose keys it holds.
+
+    A step keeps what lies before its first row and writes its own rows. What lay behind them is of
+    no later use, so it is not kept: a core that counts on it gets a gap.
+    """
+
+    def __init__(self) -> None:
+        self._ids: list[int] = []
+
+    @property
+    def ids(self) -> Sequence[int]:
+        """The ids whose keys are held, from completion index 0; a live view."""
+        return self._ids
+
+    def feed(self, step: Step) -> list[int]:
+        """Writes a step's rows; returns the ids that its first used row attends to, its own
+        included."""
+        assert step.start_index <= len(self._ids), "a step begins behind a gap in the cache"
+        self._ids[step.start_index :] = step.token_ids
+        return self._ids[: step.first_index]

@@ -8,8 +8,8 @@ time is used instead. A step of several rows takes longer than one of a single r
 attention call a layer, and by more launches: a jump at the second row. Shares and overheads are
 those that `python -m bench.gpu` found on an H200 with the shapes of Qwen2.5-VL-3B, 7B and 32B
 (docs/gpu.json; tests compare them), except the all-reduces, which are assumed. Quantised layers are
-read at the share that hippo's kernels reached on an H100 with the products of a 72B in nf4; that a
-prefill unpacks them is left out.
+read at the share that hippo's kernels reached on an H100 with the products of a 72B in nf4; each
+forward of a prefill unpacks them.
 """
 
 from __future__ import annotations
@@ -17,7 +17,16 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from hippo.catalog.sizes import GIB, ModelShape
+from hippo.catalog.sizes import (
+    CHUNK_ROWS,
+    DEVICE_BYTES,
+    GIB,
+    RESERVED_BYTES,
+    Memory,
+    ModelShape,
+    chunk_rows_for,
+    memory_of,
+)
 from hippo.errors import InvalidRequestError
 
 _BYTES = 2  # bytes of a weight and of a cached number in bfloat16
@@ -39,6 +48,11 @@ class Gpu:
     memory_gib: float
     bandwidth_gbs: float  # 1e9 bytes per second
     tflops: float
+
+    @property
+    def device_bytes(self) -> int:
+        """The memory in bytes, to the last one where nvidia-smi's total is known."""
+        return DEVICE_BYTES.get(round(self.memory_gib), round(self.memory_gib * GIB))
 
 
 GPUS = {
@@ -98,12 +112,36 @@ class Placement:
         device_ms = products_ms + attention_ms + small_ms
         return max(device_ms, self._launch_ms(shape, num_rows)) + self.step_us / 1e3
 
-    def prefill_ms(self, shape: ModelShape, num_tokens: int) -> float:
-        """Returns milliseconds of a prefill: its arithmetic, without the vision tower."""
-        linear = 2 * shape.num_read_parameters(1) * num_tokens
-        attention = 2 * shape.num_layers * shape.num_heads * shape.head_dim * num_tokens**2
+    def prefill_ms(self, shape: ModelShape, end: int, start: int = 0) -> float:
+        """Returns milliseconds of the prompt's rows from ``start`` to ``end``, without the vision
+        tower: their arithmetic, and the unpacking of quantised layers for each forward."""
+        linear = 2 * shape.num_read_parameters(1) * (end - start)
+        attention = 2 * shape.num_layers * shape.num_heads * shape.head_dim * (end**2 - start**2)
         arithmetic_ms = 1e3 * (linear + attention) / self._flops
+        if shape.layer_bits is not None:
+            each = shape.num_shared_parameters * (shape.layer_bits / 8 + _BYTES) / self._bandwidth
+            arithmetic_ms += 1e3 * each * math.ceil((end - start) / CHUNK_ROWS)
         return arithmetic_ms + self._small_ms(shape) + self.step_us / 1e3
+
+    def helped_prefill_ms(
+        self, shape: ModelShape, num_layers: int, num_tokens: int
+    ) -> tuple[float, float]:
+        """Returns milliseconds until the draft may begin and until a prefill with a helper is over,
+        chunk by chunk, without what the devices send each other. If the helper has less than half
+        of the layers, the target scores the visual tokens."""
+        first, others = map(shape.first_layers, (num_layers, shape.num_layers - num_layers))
+        helper_ms = target_ms = 0.0
+        chunk_rows = chunk_rows_for(num_tokens)
+        for start in range(0, num_tokens, chunk_rows):
+            end = min(start + chunk_rows, num_tokens)
+            helper_ms += self.prefill_ms(first, end, start)
+            target_ms = max(target_ms, helper_ms) + self.prefill_ms(others, end, start)
+        return helper_ms if 2 * num_layers + 1 >= shape.num_layers else target_ms, target_ms
+
+    def tower_ms(self, shape: ModelShape, num_visual_tokens: int) -> float:
+        """Returns milliseconds of a video's products in the vision tower, on one GPU."""
+        patches = num_visual_tokens * shape.tower.patches_per_token
+        return 2e3 * shape.tower.num_parameters * patches * self.num_gpus / self._flops
 
     def memory_gib(self, shape: ModelShape, num_tokens: int) -> float:
         """Returns GiB of weights and KV cache of ``num_tokens`` on each GPU."""
@@ -167,6 +205,20 @@ def _packed_time(num_rows: int) -> float:
     times = (time for most, time in _PACKED_TIMES if num_rows <= most)
     most, longest = _PACKED_TIMES[-1]
     return next(times, math.ceil(num_rows / most) * longest)
+
+
+def helper_memory(
+    target: ModelShape, draft: Memory, device_bytes: int, num_tokens: int
+) -> dict[str, int]:
+    """Returns how many of the target's first layers, at most half, a prefill helper can have beside
+    the draft, and their bytes with one sequence of ``num_tokens``."""
+    left = device_bytes - RESERVED_BYTES - draft.total
+    for num_layers in range(target.num_layers // 2, 0, -1):
+        part = target.first_layers(num_layers)
+        memory = memory_of(part, num_tokens=num_tokens, num_slots=1, vision_cache_bytes=0)
+        if memory.fits(left):
+            return {"num_layers": num_layers, "total_bytes": memory.total}
+    return {"num_layers": 0, "total_bytes": 0}
 
 
 @dataclass(frozen=True, slots=True)

@@ -48,6 +48,10 @@ class Machine:
     target_prefill_ms: float = 0.0
     draft_prefill_ms: float = 0.0
     selection_ms: float = 0.0  # from the start to the beginning of the draft's prefill
+    helper_layers: int = 0  # of the target, that a prefill helper on the draft's device can have
+    helped_prefill_ms: float = 0.0  # target_prefill_ms with it
+    helped_selection_ms: float = 0.0
+    tower_ms: float = 0.0  # the target's vision tower, before the prefills; in no other time
     leg_ms: float = 0.0
     draft_message_ms: float = 0.0  # device time per message
     target_message_ms: float = 0.0
@@ -74,14 +78,14 @@ class Machine:
             target_scheduling_ns=lambda: _MS * self.target_scheduling_ms * noise(),
         )
 
+    def helped(self) -> Machine:
+        """Returns the machine with the helper's times."""
+        prefill_ms, selection_ms = self.helped_prefill_ms, self.helped_selection_ms
+        return dataclasses.replace(self, target_prefill_ms=prefill_ms, selection_ms=selection_ms)
+
     def ideal(self) -> Machine:
         """Returns the machine without overhead (only steps and prefills), to compute efficiency."""
         return dataclasses.replace(
-            self,
-            name=f"{self.name}, ideal",
-            leg_ms=0.0,
-            draft_message_ms=0.0,
-            target_message_ms=0.0,
-            target_scheduling_ms=0.0,
-            jitter=0.0,
-        )
+            self, name=f"{self.name}, ideal", leg_ms=0.0, draft_message_ms=0.0,
+            target_message_ms=0.0, target_scheduling_ms=0.0, jitter=0.0,
+        )  # fmt: skip

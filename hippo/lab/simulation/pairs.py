@@ -6,16 +6,16 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from hippo.catalog.shapes import find_shape
-from hippo.catalog.sizes import ModelShape
+from hippo.catalog.sizes import ModelShape, memory_of
 from hippo.errors import InvalidRequestError
-from hippo.lab.simulation.hardware import GPUS, Gpu, Placement, RooflineTime
+from hippo.lab.simulation.hardware import GPUS, Gpu, Placement, RooflineTime, helper_memory
 from hippo.lab.simulation.machine import Machine
 from hippo.lab.simulation.traces import Trace, drawn_traces
 
 _QWEN, _LLAVA = "Qwen/Qwen2.5-VL-{}-Instruct", "llava-hf/llava-onevision-qwen2-{}-ov-hf"
-_LEG_MS = 0.25  # latency of a message, one way
-_MESSAGE_MS = 0.05  # device time of a message, on either device
-_SCHEDULING_MS = 0.1  # between two steps of the target
+_MESSAGES = {
+    "leg_ms": 0.25, "draft_message_ms": 0.05, "target_message_ms": 0.05, "target_scheduling_ms": 0.1
+}  # fmt: skip
 _SCORED_SHARE = 0.5  # share of the target's layers that run before the draft's prefill
 
 NUM_NEW_TOKENS = 256
@@ -68,13 +68,16 @@ class ModelPair:
     def traces(self, agreement: float) -> list[Trace]:
         """Returns the traces that `hippo simulate --acceptance` draws for the pair."""
         return drawn_traces(
-            agreement=agreement,
-            num_traces=12,
-            num_tokens=NUM_NEW_TOKENS,
-            burstiness=0.5,
-            num_prompt_tokens=self.num_prompt_tokens,
-            num_draft_prompt_tokens=self.num_draft_tokens,
-        )
+            agreement=agreement, num_traces=12, num_tokens=NUM_NEW_TOKENS, burstiness=0.5,
+            num_prompt_tokens=self.num_prompt_tokens, num_draft_prompt_tokens=self.num_draft_tokens,
+        )  # fmt: skip
+
+    def _helper_layers(self) -> int:
+        """Returns the layers for a helper on the draft's GPU; 0 for a target on several GPUs."""
+        num_tokens, cached = self.num_prompt_tokens, self.num_draft_tokens + NUM_NEW_TOKENS
+        draft = memory_of(self.draft, num_tokens=num_tokens, num_slots=1, cache_tokens=cached)
+        helper = helper_memory(self.target, draft, self.gpu.device_bytes, num_tokens)
+        return helper["num_layers"] if self.num_target_gpus == 1 else 0
 
     def machine(self) -> Machine:
         """Returns the pair's times. Raises InvalidRequestError if it does not fit into memory."""
@@ -82,6 +85,8 @@ class ModelPair:
         target.check_fits(self.target, self.num_prompt_tokens + NUM_NEW_TOKENS)
         draft.check_fits(self.draft, self.num_draft_tokens + NUM_NEW_TOKENS)
         prefill_ms = target.prefill_ms(self.target, self.num_prompt_tokens)
+        num_layers, num_tokens = self._helper_layers(), self.num_prompt_tokens
+        helper_ms, helped_ms = target.helped_prefill_ms(self.target, num_layers, num_tokens)
         return Machine(
             name=f"{self.title} on {draft.num_gpus} + {target.num_gpus} {self.gpu.name}",
             target=RooflineTime(target, self.target),
@@ -89,10 +94,11 @@ class ModelPair:
             target_prefill_ms=prefill_ms,
             draft_prefill_ms=draft.prefill_ms(self.draft, self.num_draft_tokens),
             selection_ms=_SCORED_SHARE * prefill_ms,
-            leg_ms=_LEG_MS,
-            draft_message_ms=_MESSAGE_MS,
-            target_message_ms=_MESSAGE_MS,
-            target_scheduling_ms=_SCHEDULING_MS,
+            tower_ms=target.tower_ms(self.target, self.num_visual_tokens),
+            helper_layers=num_layers,
+            helped_prefill_ms=helped_ms,
+            helped_selection_ms=helper_ms,
+            **_MESSAGES,
             sources=(
                 f"step times from bytes over bandwidth: {self.gpu.bandwidth_gbs:g} GB/s x "
                 f"{target.bandwidth_share:g}, {target.num_gpus} GPUs share the target, "
@@ -105,14 +111,9 @@ class ModelPair:
 
 
 def _pair(
-    name: str,
-    family: str,
-    draft: str,
-    target: str,
-    *,
-    num_target_gpus: int = 1,
+    name: str, family: str, draft: str, target: str, *, num_target_gpus: int = 1,
     layer_bits: float | None = None,
-) -> ModelPair:
+) -> ModelPair:  # fmt: skip
     title = "Qwen2.5-VL" if family is _QWEN else "LLaVA-OneVision"
     form = "" if layer_bits is None else " in nf4"
     return ModelPair(
@@ -123,6 +124,22 @@ def _pair(
         num_target_gpus=num_target_gpus,
     )
 
+
+KNOWN_PAIRS = (
+    ("Qwen/Qwen2-VL-7B-Instruct", "Qwen/Qwen2-VL-2B-Instruct"),
+    ("Qwen/Qwen2-VL-72B-Instruct", "Qwen/Qwen2-VL-7B-Instruct"),
+    ("Qwen/Qwen2.5-VL-7B-Instruct", "Qwen/Qwen2.5-VL-3B-Instruct"),
+    ("Qwen/Qwen2.5-VL-32B-Instruct", "Qwen/Qwen2.5-VL-7B-Instruct"),
+    ("Qwen/Qwen2.5-VL-72B-Instruct", "Qwen/Qwen2.5-VL-7B-Instruct"),
+    ("Qwen/Qwen3-VL-8B-Instruct", "Qwen/Qwen3-VL-2B-Instruct"),
+    ("Qwen/Qwen3-VL-32B-Instruct", "Qwen/Qwen3-VL-4B-Instruct"),
+    ("Qwen/Qwen3-VL-30B-A3B-Instruct", "Qwen/Qwen3-VL-2B-Instruct"),
+    ("llava-hf/llava-onevision-qwen2-7b-ov-hf", "llava-hf/llava-onevision-qwen2-0.5b-ov-hf"),
+    ("llava-hf/llava-onevision-qwen2-72b-ov-hf", "llava-hf/llava-onevision-qwen2-7b-ov-hf"),
+    ("OpenGVLab/InternVL3_5-8B-HF", "OpenGVLab/InternVL3_5-1B-HF"),
+    ("OpenGVLab/InternVL3_5-38B-HF", "OpenGVLab/InternVL3_5-2B-HF"),
+)
+"""Targets and drafts of the families, for ``hippo sizes --all``."""
 
 PAIRS = {
     pair.name: pair

@@ -102,16 +102,12 @@ def replay(
     length = len(trace.agrees)
     target, draft = _sides(trace.agrees, trace.fits)
     simulation = Simulation(
-        target=target,
-        draft=draft,
-        policy=policy.new_policy(times),
-        costs=machine.costs(seed),
-        max_tokens=length + 4 * MAX_DRAFT_TOKENS,
-        end_token_ids=(_END,),
+        target=target, draft=draft, policy=policy.new_policy(times), costs=machine.costs(seed),
+        max_tokens=length + 4 * MAX_DRAFT_TOKENS, end_token_ids=(_END,),
         num_prompt_tokens=trace.num_prompt_tokens,
         num_draft_prompt_tokens=trace.num_draft_prompt_tokens,
         second_choice=_second_choice(trace.agrees, target),
-    )
+    )  # fmt: skip
     outcome = simulation.run(most_events=4000 + 1000 * length)
     assert outcome.verdicts[-1].finish_reason is FinishReason.STOP, "a trace ends with its token"
     return outcome
@@ -247,6 +243,7 @@ class Row:
     ideal: Totals  # the same policy and step times without overhead
     decode_speedup: float
     end_to_end_speedup: float
+    helped_speedup: float | None  # end to end, if a helper shares the prefill
 
     @property
     def efficiency(self) -> float:
@@ -264,13 +261,12 @@ def compare(
     for policy in policies:
         chosen = policy if policy.gamma else best_gamma(policy.name, traces, machine)
         totals = replay_all(chosen, traces, machine)
-        rows.append(
-            Row(
-                policy=chosen,
-                totals=totals,
-                ideal=replay_all(chosen, traces, ideal),
-                decode_speedup=off.decode_ns / totals.decode_ns,
-                end_to_end_speedup=off.total_ns / totals.total_ns,
-            )
-        )
+        helped = replay_all(chosen, traces, machine.helped()) if machine.helper_layers else None
+        row = Row(
+            policy=chosen, totals=totals, ideal=replay_all(chosen, traces, ideal),
+            decode_speedup=off.decode_ns / totals.decode_ns,
+            end_to_end_speedup=off.total_ns / totals.total_ns,
+            helped_speedup=off.total_ns / helped.total_ns if helped else None,
+        )  # fmt: skip
+        rows.append(row)
     return rows

@@ -10,8 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Sequence
 from functools import partial
 
-from hippo.lab.simulation.devices import Clock, Costs, Device, Outage, Outcome
-from hippo.lab.simulation.key_cache import KeyCache
+from hippo.lab.simulation.devices import Clock, Costs, Device, KeyCache, Outage, Outcome
 from hippo.speculation.branches import Proposal
 from hippo.speculation.coordinator import Action, Coordinator, ToTarget
 from hippo.speculation.core import Step, Wait
@@ -140,13 +139,10 @@ class Simulation(Clock):
             history.append(draft_id)
             target_ids.append(self._target_tokens(history))
         timing = Timing(
-            forward_ns=round(self.now - self._target.began),
-            wait_ns=round(wait_ns),
-            num_rows=len(step.token_ids),
-            context_length=context,
-            num_sequences=self._num_sequences,
+            forward_ns=round(self.now - self._target.began), wait_ns=round(wait_ns),
+            num_rows=len(step.token_ids), context_length=context, num_sequences=self._num_sequences,
             num_batch_rows=len(step.token_ids) * self._num_sequences,
-        )
+        )  # fmt: skip
         self._verifier.finish_step(step, target_ids, timing)
         self._send_verdict()
         self._target.occupy(self._costs.target_scheduling_ns())

@@ -12,14 +12,7 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.e2e.support import (
-    CHAT,
-    Running,
-    data_url,
-    jpeg_frame,
-    video_message,
-    wait_until,
-)
+from tests.e2e.support import CHAT, Running, data_url, jpeg_frame, video_message, wait_until
 
 HELLO = [{"role": "user", "content": "Hello"}]
 

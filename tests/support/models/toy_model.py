@@ -27,15 +27,7 @@ from hippo.models.interface.base import (
 )
 from hippo.models.interface.content import cached_places, visual_digest
 from hippo.models.prompts.messages import media_in_order
-from hippo.types import (
-    ChatMessage,
-    FramePlan,
-    Media,
-    MediaKind,
-    MediaPart,
-    ModelInfo,
-    TextPart,
-)
+from hippo.types import ChatMessage, FramePlan, Media, MediaKind, MediaPart, ModelInfo, TextPart
 
 NUM_TOKEN_IDS = 64
 END_TOKEN_ID = 1
@@ -59,11 +51,7 @@ class ToyModel:
     feature_bytes = frame_bytes = 0
 
     def __init__(
-        self,
-        *,
-        num_slots: int = 2,
-        max_context_length: int = 512,
-        noise: float = 0.0,
+        self, *, num_slots: int = 2, max_context_length: int = 512, noise: float = 0.0
     ) -> None:
         self.info = ModelInfo(
             name="toy",

@@ -136,4 +136,4 @@ def test_every_part_has_its_head_and_its_pairs_on_the_page() -> None:
 def test_an_unknown_part_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         predicted.main(["speed"])
-    assert "speed is none of pairs, published, scaling" in capsys.readouterr().err
+    assert "speed is none of pairs, published, helper, scaling" in capsys.readouterr().err

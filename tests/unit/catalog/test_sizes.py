@@ -151,6 +151,9 @@ def test_what_is_no_model_is_refused_by_name(tmp_path: Path) -> None:
 
 def test_the_command_shows_a_pair_on_three_sizes_of_devices(sizes: Callable[..., Any]) -> None:
     arguments = ["--target", QWEN_72B, "--draft", "Qwen/Qwen2.5-VL-7B-Instruct"]
+    assert "prefill helper" not in sizes(*arguments)  # the target takes two devices
+    shown = sizes(*arguments, "--weights-bits", "4.25")
+    assert re.search(r"helper, beside the draft on 80 GB: 40 of 80 layers, 2\d\.\d GiB\n", shown)
     target, draft = sizes(*arguments, "--json", "--concurrency", "2")
     assert target["max_context_length"] == 8960
     assert target["devices"]["141"]["num_devices"] == 2

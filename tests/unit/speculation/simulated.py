@@ -6,8 +6,7 @@ import random
 from collections.abc import Callable, Sequence
 from hashlib import blake2b
 
-from hippo.lab.simulation.devices import Costs, Outage, Outcome
-from hippo.lab.simulation.key_cache import KeyCache
+from hippo.lab.simulation.devices import Costs, KeyCache, Outage, Outcome
 from hippo.lab.simulation.simulator import SecondChoice, Simulation, TokenFunction
 from hippo.speculation.coordinator import Action
 from hippo.speculation.drafter import Drafter

@@ -8,8 +8,7 @@ from collections.abc import Callable, Sequence
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hippo.lab.simulation.devices import Costs
-from hippo.lab.simulation.key_cache import KeyCache
+from hippo.lab.simulation.devices import Costs, KeyCache
 from hippo.lab.simulation.simulator import Simulation
 from hippo.speculation.branches import Branches, Proposal
 from hippo.speculation.core import Step

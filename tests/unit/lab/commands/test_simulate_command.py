@@ -16,13 +16,14 @@ def test_a_pair_is_predicted_and_written_as_json(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     goal = tmp_path / "out.json"
-    assert main([*QUICK, "--json", str(goal)]) == 0
+    assert main([*QUICK, "--pair", "qwen-7b-72b-nf4", "--json", str(goal)]) == 0
     shown = capsys.readouterr().out
-    assert "Qwen2.5-VL 7B / 72B" in shown
+    assert "Qwen2.5-VL 7B / 72B" in shown and "40 layers on a helper" in shown
     assert "without any overhead" in " ".join(shown.split())
     found = json.loads(goal.read_text())
     assert [row["policy"] for row in found["policies"]] == ["serial γ=4", "adaptive"]
     serial, adaptive = (row["efficiency"] for row in found["policies"])
+    assert all(row["helped_speedup"] > row["end_to_end_speedup"] for row in found["policies"])
     assert 0 < serial <= 1.02
     assert 0 < adaptive <= 1.1  # with other delays it chooses other paces, at times better ones
 

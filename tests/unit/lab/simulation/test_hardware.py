@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from collections.abc import Iterator
 from pathlib import Path
@@ -81,6 +82,31 @@ def test_quantised_layers_take_as_long_as_the_kernels_that_were_measured() -> No
         layer_us = 1e3 * layers_ms / shape.num_layers
         assert layer_us == pytest.approx(measured_us[num_rows], rel=0.04)
     assert place.memory_gib(shape, 1000) == pytest.approx(41, abs=0.5)
+
+
+def test_a_prefill_unpacks_quantised_layers_in_the_time_that_was_measured() -> None:
+    """512 rows of a 72B's largest product but one; in bfloat16, 2,048 were measured."""
+    products = [e for e in MEASURED["H100 a11ef04 products"]["figures"] if e["width"] == 29568]
+    times = {(e["form"], e["rows"]): e["us"] for e in products}
+    measured_ms = (times["nf4, hippo", 512] - times["bfloat16", 2048] / 4) / 1e3
+    shape, place = PAIRS["qwen-7b-72b-nf4"].target, Placement(gpu=GPUS["h100"])
+    plain = dataclasses.replace(shape, layer_bits=None)
+    unpacking_ms = place.prefill_ms(shape, 512) - place.prefill_ms(plain, 512)
+    assert unpacking_ms * 8192 * 29568 / shape.num_shared_parameters == pytest.approx(
+        measured_ms, rel=0.05
+    )
+
+
+@pytest.mark.parametrize(("num_layers", "share"), [(32, 9 / 16), (16, 25 / 32), (0, 1)])
+def test_a_helper_takes_its_layers_time_off_but_for_the_first_chunk(
+    num_layers: int, share: float
+) -> None:
+    """Of eight chunks, nearly without attention, the helper's first is waited for."""
+    shape = dataclasses.replace(PAIRS["qwen-7b-32b"].target, num_heads=0)
+    place = Placement(gpu=H200, layer_us=0, step_us=0)
+    draft_ms, prefill_ms = place.helped_prefill_ms(shape, num_layers, 4096)
+    assert prefill_ms == pytest.approx(share * place.prefill_ms(shape, 4096))
+    assert (draft_ms < prefill_ms) == (num_layers == 32)
 
 
 def test_rows_read_the_experts_that_they_choose() -> None:

@@ -10,13 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from hippo.models.interface.base import (
-    AttentionTap,
-    PrefillHelp,
-    Prompt,
-    SequenceRows,
-    StepPlan,
-)
+from hippo.models.interface.base import AttentionTap, PrefillHelp, Prompt, SequenceRows, StepPlan
 from hippo.parallel.helped import HelpedModel
 from tests.support.devices.helper import MemoryLink, helped_model
 from tests.support.models.families import ALL_FAMILIES, write_family
@@ -28,7 +22,7 @@ CHUNK_ROWS = 11  # of several chunks, of which the last is shorter
 
 @pytest.fixture(autouse=True)
 def short_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("hippo.parallel.help.LEAST_CHUNK_ROWS", CHUNK_ROWS)
+    monkeypatch.setattr("hippo.catalog.sizes.LEAST_CHUNK_ROWS", CHUNK_ROWS)
     monkeypatch.setattr(HelpedModel, "patience_s", lambda *_: 60.0)
 
 
