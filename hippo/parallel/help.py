@@ -34,7 +34,6 @@ class Setup:
     """What a helper's process is told once, when the model's context is known."""
 
     plan: LoadPlan  # of the helper's layers
-    has_nccl: bool
 
 
 @dataclass(frozen=True, slots=True)

@@ -49,6 +49,8 @@ class PrefillHelper:
 
     def __init__(self, loaded: Pretrained, link: Link, commands: Connection) -> None:
         self._stack, self._cache = loaded.stack, loaded.cache
+        self._stack.drop_head()
+        self.device = loaded.cache.device
         self._has_flash = loaded.eager.has_flash
         self._link, self._commands = link, commands
         self._shape = layer_shape(loaded)
