@@ -42,7 +42,8 @@ class PruningStrategy(enum.Enum):
 
 
 class SpatialScore(enum.StrEnum):
-    """How a visual token is compared with its surroundings; see hippo.pruning.scores."""
+    """How a visual token is compared with its surroundings: by the mean of its distances to its
+    neighbours (contrast), or by their variance."""
 
     CONTRAST = "contrast"
     VARIANCE = "variance"

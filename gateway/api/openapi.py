@@ -102,7 +102,7 @@ def describe_api(app: FastAPI, *, asks_for_keys: bool) -> dict[str, Any]:
             if asks_for_keys and path.startswith(GUARDED):
                 operation["security"] = [{"ApiKey": []}]
             else:
-                operation["responses"].pop("401")
+                operation["responses"].pop("401", None)
             for response in operation["responses"].values():
                 response["headers"] = response.get("headers", {}) | _REQUEST_ID
     if asks_for_keys:

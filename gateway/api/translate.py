@@ -161,16 +161,18 @@ def in_clients_words(
     error: InvalidRequestError, request: ChatCompletionRequest
 ) -> InvalidRequestError:
     """Returns a service's error with the client's name of the field at fault in its message and
-    ``param``."""
+    ``param``; for an item of media in ``param`` alone, since the message may hold its path."""
     items = [field for field, *_ in media_fields.media_parts(request)]
     names = {
         "max_tokens": _limit_field(request),
         "sampling.grammar": constrained_by(request) or "response_format",
         **media_fields.frame_fields(request)[1],
-        **{f"media[{index}]": field for index, field in enumerate(items)},
     }
     if isinstance(error, MediaError) and error.param is None and len(items) == 1:
         return MediaError(error.message, param=items[0])
+    places = {f"media[{index}]": field for index, field in enumerate(items)}
+    if error.param in places:
+        return type(error)(error.message, param=places[error.param])
     if error.param not in names:
         return error
     name, pattern = names[error.param], r"(?<![\w.])" + re.escape(error.param) + r"(?!\w)"

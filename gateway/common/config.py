@@ -219,7 +219,8 @@ class GatewaySettings(ProcessSettings):
             is_name = re.fullmatch(r"\*|(\*\.)?[^\s/:*]+", name)
             self._require(is_name, "--allowed-hosts", "names such as hippo.example.com")
         for name in self.allowed_media_domains:
-            is_host = _is_host(name.rstrip(".").removeprefix("*."))
+            host = name.rstrip(".").removeprefix("*.")
+            is_host = _is_host(host) and not host.startswith(".")
             self._require(is_host, "--allowed-media-domains", "names such as media.example.com")
         for addresses, option in ((self.target, "--target"), (self.draft, "--draft")):
             for address in addresses:

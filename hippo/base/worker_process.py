@@ -27,6 +27,7 @@ from hippo.base.subprocesses import importing_environment
 from hippo.errors import UnavailableError
 
 _NICE = 10
+_START_S = 60.0  # of the process, with its imports, on a busy machine
 _ONE_BYTE = b"\n"  # sent with a descriptor alone
 
 Message = dict[str, Any]
@@ -59,8 +60,8 @@ class ForkServer:
         with self._lock:
             if self._is_closed:
                 raise UnavailableError("the server is shutting down")
+            before = self._process
             ours, theirs = socket.socketpair()
-            ours.settimeout(timeout_s)
             with theirs:
                 for _ in range(2):
                     if self._process is None:
@@ -69,7 +70,17 @@ class ForkServer:
                         socket.send_fds(self._channel, [_ONE_BYTE], [theirs.fileno()])
                         break
                     self._end()
-            return ForkedWorker(ours)
+            assert self._process is not None
+            if timeout_s is not None:
+                ours.settimeout(timeout_s + _START_S * (self._process is not before))
+            return ForkedWorker(ours, self._process, timeout_s)
+
+    def give_up(self, worker: ForkedWorker) -> None:
+        """Ends the process that was to fork a worker whose start failed, if it is still used: the
+        next worker starts another process."""
+        with self._lock:
+            if worker.server is self._process:
+                self._end()
 
     def close(self) -> None:
         """Ends the process; it forks no more, and its workers do not end with it."""
@@ -105,14 +116,19 @@ class ForkedWorker:
     socket. Messages that do not come in time are TimeoutErrors.
     """
 
-    def __init__(self, channel: socket.socket) -> None:
+    def __init__(
+        self, channel: socket.socket, server: subprocess.Popen[bytes], timeout_s: float | None
+    ) -> None:
+        self.server = server
         self._channel = channel
+        self._timeout_s = timeout_s  # of a message after the first, which may wait for a start
         self.pid: int | None = None  # before the first message
         self._handle: int | None = None  # for the id may become another process's
 
     def wait_ready(self) -> Message:
         """Returns the first message. Raises WorkerDiedError if the start fails."""
         reply, _ = self._receive()
+        self._channel.settimeout(self._timeout_s)
         self.pid = reply["pid"]
         if hasattr(os, "pidfd_open"):
             try:
@@ -234,7 +250,8 @@ def serve_forks(begin: Callable[[Message], Callable[[socket.socket], None]]) -> 
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     channel = socket.socket(fileno=int(sys.argv[1]))
     serve = begin(json.load(sys.stdin))
-    os.ftruncate(sys.stdin.fileno(), 0)  # frees the settings
+    with open(os.devnull, "rb") as nothing:
+        os.dup2(nothing.fileno(), 0)  # no child can write to the file of the settings
     os.nice(_NICE)  # answers in progress have nine times its share of a busy processor
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # children that ended leave nothing
     while descriptors := socket.recv_fds(channel, len(_ONE_BYTE), 1)[1]:

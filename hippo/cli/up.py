@@ -116,7 +116,7 @@ def add_stack_arguments(
         metavar="N",
         help="first layers of the target that the draft's device runs of long prompts, so that the "
         "first token comes sooner: a number, auto (half, if they fit), or 0 for none (default: "
-        "auto if target and draft have a device, or a core, each)",
+        "auto if target and draft have a CPU core each; between GPUs it is not measured yet: 0)",
     )
     group.add_argument("--no-pin", action="store_true", help="pin nothing to cores by default")
     group.add_argument("--served-name", default="hippo", metavar="NAME", help="model name in REST")
@@ -163,15 +163,14 @@ def stack_options(arguments: argparse.Namespace) -> StackOptions:
 
 def _can_have_helper(options: StackOptions) -> bool:
     """Whether the draft's device can run a part of the target's prefill at the same time."""
+    variables = ["HIPPO_TARGET_" + flag[2:].replace("-", "_").upper() for flag in _WITHOUT_HELPER]
     if any(flag.startswith(_WITHOUT_HELPER) for flag in options.target_args):
         return False
-    devices, cores = (
-        (options.target_device, options.draft_device),
-        (options.target_core, options.draft_core),
-    )
-    if all(device.startswith("cuda") for device in devices):
-        return devices[0] != devices[1]
-    return devices == ("cpu", "cpu") and None not in cores and cores[0] != cores[1]
+    if any(name.startswith(tuple(variables)) for name in os.environ):
+        return False
+    cores = options.target_core, options.draft_core
+    is_on_cpu = options.target_device == options.draft_device == "cpu"
+    return is_on_cpu and None not in cores and cores[0] != cores[1]
 
 
 def run(arguments: argparse.Namespace) -> int:

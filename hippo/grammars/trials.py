@@ -94,7 +94,7 @@ class GrammarTrials:
                     return str(child.ask(request)[0]["error"])
                 return None
             except WorkerDiedError:
-                continue
+                self._server.give_up(child)
             except TimeoutError:
                 raise OverloadedError(
                     f"this machine is too busy: a grammar was not tried in {_MAX_WALL_S:g} s"

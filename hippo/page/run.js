@@ -6,6 +6,7 @@ export const KINDS = {
   read: "reads the video (CPU)",
   vision: "vision tower",
   prefill: "prefill",
+  helper: "layers of the target's prefill",
   draft: "draft steps",
   stale: "draft steps in vain",
   optimistic: "verification, optimistic",
@@ -162,6 +163,19 @@ export class Run {
     this._addSpan("draft", kind, start, event.at, note, { block: event.block });
   }
 
+  /** Shows that the draft's device ran layers of the target while the draft waited. */
+  _showHelp(start, end) {
+    const note = "first layers of the target's prefill";
+    for (const wait of this.spans.filter(({ device, kind }) => device === "draft" && kind === "wait")) {
+      const [from, to] = [Math.max(wait.start, start), Math.min(wait.end, end)];
+      if (to - from < LEAST_MS) continue;
+      this.spans.push({ ...wait, kind: "helper", start: from, end: to, note });
+      if (wait.end - to >= LEAST_MS) this.spans.push({ ...wait, start: to });
+      wait.end = from;
+    }
+    this.spans = this.spans.filter((span) => span.end - span.start >= LEAST_MS);
+  }
+
   _takeVerdict(event) {
     const { at, mode, forward_number: forward } = event;
     const start = at - event.forward;
@@ -172,6 +186,7 @@ export class Run {
       const seen = start + event.vision;
       this._addSpan("target", "vision", start, seen, "vision tower", { forward });
       this._addSpan("target", "prefill", seen, at, `prefill${cached}`, { forward });
+      if (event.helper) this._showHelp(seen, seen + event.helper);
     } else {
       this._addSpan("target", "wait", start - event.wait, start, "waits for the draft");
       const note =

@@ -93,10 +93,9 @@ def _help(
     plan: LoadPlan, rank: int, rendezvous: str, commands: Connection, reports: _Reports
 ) -> None:
     """Runs a prefill helper."""
-    import torch
-
     from hippo.engine.cpu import prepare_cpu
     from hippo.models.load import load_parts
+    from hippo.models.loading.memory import free_memory
     from hippo.models.loading.resolve import import_transformers
     from hippo.parallel.helper import PrefillHelper
     from hippo.parallel.link import Link
@@ -108,9 +107,10 @@ def _help(
         return
     loaded, _ = load_parts(setup.plan)
     reports.send_report("ready")
-    link = Link(rendezvous, rank, torch.device(plan.device), has_nccl=setup.has_nccl)
+    link = Link(rendezvous, rank)
     helper = PrefillHelper(loaded, link, commands)
     del loaded  # tower, embeddings and head, which the helper does not need
+    free_memory(helper.device)
     helper.warm_up()
     helper.serve()
     link.close()

@@ -10,12 +10,13 @@ Abandon ───────── pipe ─────────────
 
 from __future__ import annotations
 
+import itertools
 import math
 from dataclasses import dataclass
 
 import torch
 
-from hippo.catalog.sizes import MOST_CHUNK_ROWS
+from hippo.catalog.sizes import MOST_CHUNK_ROWS, first_rows
 from hippo.models.interface.plan import LoadPlan
 
 
@@ -24,26 +25,24 @@ class Setup:
     """What a helper's process is told once, when the model's context is known."""
 
     plan: LoadPlan  # of the helper's layers
-    has_nccl: bool
 
 
 @dataclass(frozen=True, slots=True)
 class HelpWith:
     """Run a prompt's rows. The first ``num_reused`` rows are run first, and not sent back, because
-    the model has their keys and values; the others in chunks of ``chunk_rows``."""
+    the model has their keys and values; the others in chunks (``first_rows``)."""
 
     number: int
     num_reused: int
     num_rows: int  # of the whole prompt
-    chunk_rows: int
     num_added: int  # first layers behind which features are added
     num_tapped: int  # first layers whose queries are wanted
     tapped: tuple[tuple[int, ...], ...]  # by chunk: rows whose queries are wanted
 
     def bounds(self) -> list[tuple[int, int]]:
         """Returns the first row and the end of each chunk that is sent back."""
-        firsts = range(self.num_reused, self.num_rows, self.chunk_rows)
-        return [(first, min(first + self.chunk_rows, self.num_rows)) for first in firsts]
+        firsts = [self.num_reused + row for row in first_rows(self.num_rows - self.num_reused)]
+        return list(itertools.pairwise((*firsts, self.num_rows)))
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,7 +26,7 @@ from hippo.parallel.help import LayerShape, Setup
 from hippo.parallel.helped import HelpedModel
 from hippo.parallel.helper import layer_shape
 from hippo.parallel.helper_link import HelperLink
-from hippo.parallel.link import Link, has_nccl_between
+from hippo.parallel.link import Link
 from hippo.pruning.select import default_score_layers
 
 _log = logging.getLogger(__name__)
@@ -74,7 +74,7 @@ class HelpedSource:
         )
         served_name = self._plan.served_name or checkpoint.name
         plan = replace(self._plan, model=str(checkpoint.folder), served_name=served_name)
-        processes, ended = self._start()
+        processes = self._start()
         loaded, family = load_parts(plan, progress=progress)
         model = HelpedModel(loaded, family)
         helper_plan = replace(
@@ -84,10 +84,9 @@ class HelpedSource:
             max_context_length=model.info.max_context_length,
             first_layers=self._choose_layers(loaded, other),
         )
-        setup = Setup(helper_plan, has_nccl_between(device, other))
         try:
-            model.helper = self._connect(setup, processes, ended, layer_shape(loaded), device)
-        except Exception as error:
+            model.helper = self._connect(helper_plan, processes, layer_shape(loaded))
+        except (HippoError, RuntimeError, OSError) as error:
             if self._is_closed:
                 raise
             _log.error("prompts are read without a helper: %s", error)
@@ -129,36 +128,34 @@ class HelpedSource:
                 self._link.close()
         self._folder.cleanup()
 
-    def _start(self) -> tuple[FollowerProcesses, Future[HippoError]]:
+    def _start(self) -> FollowerProcesses:
         with self._lock:
             if self._is_closed:
                 raise UnavailableError("the service is stopping")
-            ended: Future[HippoError] = Future()
             plan = replace(self._helper_plan, first_layers=1)  # until their number is known
-            self._processes = FollowerProcesses(plan, self._rendezvous, ended)
-            return self._processes, ended
+            self._processes = FollowerProcesses(plan, self._rendezvous, Future())
+            return self._processes
 
     @property
     def _rendezvous(self) -> str:
         return str(Path(self._folder.name) / "store")
 
     def _connect(
-        self,
-        setup: Setup,
-        processes: FollowerProcesses,
-        ended: Future[HippoError],
-        shape: LayerShape,
-        device: torch.device,
+        self, plan: LoadPlan, processes: FollowerProcesses, shape: LayerShape
     ) -> HelperLink:
         """Returns the link to the helper when it is ready."""
-        num_layers = setup.plan.first_layers
-        assert num_layers is not None
-        processes.send_command(setup)
+        assert plan.first_layers is not None
+        processes.send_command(Setup(plan))
         processes.wait_ready()
-        link = Link(self._rendezvous, 0, device, has_nccl=setup.has_nccl)
-        self._link = HelperLink(link, replace(shape, num_layers=num_layers), processes.send_command)
-        ended.add_done_callback(partial(_note_end, self._link))
-        _log.info("a prefill helper on %s runs the first %d layers", setup.plan.device, num_layers)
+        link = Link(self._rendezvous, 0)
+        self._link = HelperLink(
+            link,
+            replace(shape, num_layers=plan.first_layers),
+            processes.send_command,
+            processes.give_up,
+        )
+        processes.lost.add_done_callback(partial(_note_end, self._link))
+        _log.info("a prefill helper on %s runs the first %d layers", plan.device, plan.first_layers)
         return self._link
 
 

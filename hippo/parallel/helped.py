@@ -17,7 +17,7 @@ from time import perf_counter
 
 import torch
 
-from hippo.catalog.sizes import chunk_rows_for
+from hippo.catalog.sizes import LEAST_CHUNK_ROWS, chunk_rows_for, first_rows
 from hippo.models.attention.parts import AttentionPlan
 from hippo.models.attention.rows import layer_groups
 from hippo.models.attention.tap import AttentionScorer
@@ -28,6 +28,7 @@ from hippo.models.loading.pretrained import Pretrained
 from hippo.parallel.help import HelpWith
 from hippo.parallel.helper_link import Help, HelperLink
 
+_OVER = "over"
 _LONGEST_WAIT_S = 0.002  # of the device thread, between two looks at the inbox
 
 
@@ -37,7 +38,7 @@ class HelpedModel(CachedModel):
     def __init__(self, loaded: Pretrained, family: Family) -> None:
         super().__init__(loaded, family)
         self.helper: HelperLink | None = None
-        self._seconds_each = 0.0  # for a row in a layer, in the last prefill without help
+        self._speed = _Speed(self.num_layers)
 
     def prefill(
         self,
@@ -60,10 +61,10 @@ class HelpedModel(CachedModel):
             del visual
             yield from self._prefill_with_help(state, prompt, help)
             return
-        began_s = perf_counter()
-        yield from super().prefill(slot, prompt, visual, kept, tap, num_reused)
-        num_rows = max(prompt.length - num_reused, 1)
-        self._seconds_each = (perf_counter() - began_s) / (num_rows * self.num_layers)
+        num_rows = prompt.length - num_reused
+        pieces = super().prefill(slot, prompt, visual, kept, tap, num_reused)
+        del visual
+        yield from pieces if kept is not None else self._speed.measured(pieces, num_rows)
 
     def _can_help(
         self,
@@ -104,7 +105,7 @@ class HelpedModel(CachedModel):
         if state.num_come:
             help.num_rows = state.chunks[state.num_come - 1][0].stop
             help.helper_ns = int(1e9 * (state.came_s - state.began_s))
-            alone_s = self._seconds_each * num_rows * self.num_layers
+            alone_s = self._speed.seconds_for(num_rows, self.num_layers)
             help.saved_ns = int(1e9 * (alone_s - (perf_counter() - state.began_s)))
         yield logits
 
@@ -121,8 +122,8 @@ class HelpedModel(CachedModel):
         hidden, rotary, added = self._prompt_rows(prompt, visual, None, 0)
         num_rows = hidden.shape[0]
         self._begin_slot(slot, prompt, num_rows)
-        chunk_rows = chunk_rows_for(num_rows - num_reused)
-        chunks = self._chunks(slot, num_reused, num_rows - num_reused, chunk_rows)
+        num_own = num_rows - num_reused
+        chunks = self._chunks(slot, num_reused, first_rows(num_own), num_own)
         scorer: AttentionScorer | None = None
         tapped: tuple[tuple[int, ...], ...] = ((),) * len(chunks)
         if tap is not None:
@@ -134,7 +135,6 @@ class HelpedModel(CachedModel):
             number=helper.next_number(),
             num_reused=num_reused,
             num_rows=num_rows,
-            chunk_rows=chunk_rows,
             num_added=min(len(added), helper.num_layers),
             num_tapped=0 if scorer is None else min(scorer.num_layers, helper.num_layers),
             tapped=tapped,
@@ -161,8 +161,9 @@ class HelpedModel(CachedModel):
         )
 
     def _wait_for_chunk(self, state: _HelpedPrefill, index: int) -> Generator[None]:
-        """Waits until the helper has sent a chunk, but in all no longer than it may take."""
-        patience_s = self.patience_s(state.hidden.shape[0] - state.chunks[index][0].start)
+        """Waits until the helper has sent a chunk, but in all no longer than its layers would take
+        here: the prefill then takes about twice as long as without help at most."""
+        patience_s = self.patience_s(state)
         while state.help is not None and state.num_come <= index:
             began_s = perf_counter()
             if self._take_chunk(state, _LONGEST_WAIT_S):
@@ -173,12 +174,9 @@ class HelpedModel(CachedModel):
                 state.give_up()
             yield None
 
-    def patience_s(self, num_rows: int) -> float:
-        """Returns how long to wait for a helper that still has ``num_rows`` rows to run: as long as
-        its layers would take here. The prefill then takes at most about twice as long as without
-        help, however slow the helper is."""
-        assert self.helper is not None
-        return self._seconds_each * num_rows * self.helper.num_layers
+    def patience_s(self, state: _HelpedPrefill) -> float:
+        """Returns how long to wait for a helper in one prefill."""
+        return self._speed.seconds_for(state.hidden.shape[0], state.helper.num_layers)
 
     def _take_chunk(self, state: _HelpedPrefill, timeout_s: float = 0.0) -> bool:
         """Takes over what the helper has computed of its next chunk, if it has come."""
@@ -189,17 +187,19 @@ class HelpedModel(CachedModel):
         rows, _ = state.chunks[state.num_come]
         state.num_come += 1
         state.came_s = perf_counter()
-        with torch.inference_mode():
-            first, end = state.num_reused + rows.start, state.num_reused + rows.stop
-            own = self._cache.first_layers(state.helper.num_layers, state.slot, first, end)
-            own.copy_(buffer.cached)
-            state.hidden[rows] = buffer.hidden
-            if state.scorer is not None:
-                if buffer.queries is not None:
-                    state.scorer.add_queries(buffer.queries.to(self._cache.device, copy=True))
-                if state.scorer.num_layers <= state.helper.num_layers:
-                    state.count_scored()
-        state.helper.give_back(buffer)
+        try:
+            with torch.inference_mode():
+                first, end = state.num_reused + rows.start, state.num_reused + rows.stop
+                own = self._cache.first_layers(state.helper.num_layers, state.slot, first, end)
+                own.copy_(buffer.cached)
+                state.hidden[rows] = buffer.hidden
+                if state.scorer is not None:
+                    if buffer.queries is not None:
+                        state.scorer.add_queries(buffer.queries.to(self._cache.device, copy=True))
+                    if state.scorer.num_layers <= state.helper.num_layers:
+                        state.count_scored()
+        finally:
+            state.helper.give_back(buffer)
         return True
 
     def _run_layers_from(self, first: int, state: _HelpedPrefill, index: int) -> Generator[None]:
@@ -225,6 +225,40 @@ class HelpedModel(CachedModel):
             while self._take_chunk(state):
                 pass
             yield None
+
+
+class _Speed:
+    """How long a row takes in a layer here: in the last prefill without help of as many rows as a
+    chunk has at least, or before one in the last shorter prefill, whose rows take longer."""
+
+    def __init__(self, num_layers: int) -> None:
+        self._num_layers = num_layers
+        self._seconds_each = 0.0
+        self._is_of_many_rows = False
+
+    def seconds_for(self, num_rows: int, num_layers: int) -> float:
+        """Returns how long rows take in layers."""
+        return self._seconds_each * num_rows * num_layers
+
+    def measured(
+        self, pieces: Generator[torch.Tensor | None], num_rows: int
+    ) -> Generator[torch.Tensor | None]:
+        """Yields from a prefill of all layers, and takes the time of its pieces."""
+        seconds = 0.0
+        try:
+            while True:
+                began_s = perf_counter()
+                piece = next(pieces, _OVER)
+                seconds += perf_counter() - began_s
+                if isinstance(piece, str):
+                    break
+                yield piece
+        finally:
+            pieces.close()
+        has_many = num_rows >= LEAST_CHUNK_ROWS
+        if has_many or not self._is_of_many_rows:
+            self._seconds_each = seconds / (num_rows * self._num_layers)
+            self._is_of_many_rows = has_many
 
 
 @dataclass(slots=True, eq=False, kw_only=True)

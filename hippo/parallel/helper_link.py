@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from hippo.errors import HippoError, UnavailableError
 from hippo.parallel.commands import Command
 from hippo.parallel.help import Abandon, ChunkBuffer, HelpWith, LayerShape
 from hippo.parallel.link import Link
@@ -35,11 +36,19 @@ class Help:
 class HelperLink:
     """The model's end of the link. A thread receives; only the device thread calls the rest."""
 
-    def __init__(self, link: Link, shape: LayerShape, send_command: SendCommand) -> None:
+    def __init__(
+        self,
+        link: Link,
+        shape: LayerShape,
+        send_command: SendCommand,
+        end_helper: Callable[[HippoError], None],
+    ) -> None:
+        """``end_helper`` ends the helper's process, which cannot be used any more."""
         self.num_layers = shape.num_layers
         self.is_lost = False
-        self._link, self._send_command = link, send_command
+        self._link, self._send_command, self._end_helper = link, send_command, end_helper
         self._current: Help | None = None
+        self._lost_help: Help | None = None
         self._numbers = itertools.count()
         self._free: queue.SimpleQueue[ChunkBuffer] = queue.SimpleQueue()
         for _ in range(_NUM_BUFFERS):
@@ -66,8 +75,9 @@ class HelperLink:
                 for tensor in inputs(first, end):
                     there = tensor.to(self._link.device).contiguous()
                     help_.sending.append((self._link.send(there), there))
-        except Exception:  # the process has ended: its end is logged where it is noticed
-            self.is_lost = True
+        except Exception as error:
+            self._lose(error)
+            self._lost_help = help_  # whose tensors may still be on the way
             return None
         self._current = help_
         self._begun.put(help_)
@@ -110,9 +120,14 @@ class HelperLink:
             try:
                 self._receive(help_)
             except Exception as error:
-                self.is_lost = True
+                self._lose(error)
                 help_.ready.put(error)
             self._current = None
+
+    def _lose(self, error: Exception) -> None:
+        """Ends the use of the helper; that its process has ended, another thread logs."""
+        self.is_lost = True
+        self._end_helper(UnavailableError(f"the prefill helper failed: {error}"))
 
     def _receive(self, help_: Help) -> None:
         command = help_.command

@@ -78,6 +78,8 @@ class TargetSettings(EngineSettings):
             raise SettingsError(
                 f"--prefill-helper-layers and {other} do not go together: leave one of them out"
             )
+        if self.has_helper:
+            _ = self.helper_plan  # raises SettingsError
 
     @property
     def has_helper(self) -> bool:

@@ -85,6 +85,12 @@ def test_every_value_survives_the_wire(kind: type, data: st.DataObject) -> None:
     assert codec.decode(type(message).FromString(message.SerializeToString())) == value
 
 
+def test_a_model_may_have_more_parameters_than_32_bits_count() -> None:
+    info = ModelInfo("m", "toy", "cpu", "float32", b"h", b"{}", 50, (1, 2), 512, 4, 10**10)
+    message = pb.GetModelResponse.FromString(codec.encode(info).SerializeToString())
+    assert convert.model_from_proto(message, peer="the service") == info
+
+
 def test_an_open_request_survives_the_wire_and_its_checks() -> None:
     message = pb.Open.FromString(convert.open_to_proto(REQUEST).SerializeToString())
     assert convert.open_from_proto(message, num_token_ids=50) == REQUEST

@@ -178,6 +178,7 @@ class LoadPlan:
             self,
             device=device,
             cpu_core=cpu_core,
+            num_threads=self.num_threads if cpu_core is None else None,
             num_slots=1,
             vision_cache_bytes=0,
             media_cache_bytes=0,

@@ -83,13 +83,17 @@ def _check_host(needs: MemoryNeeds) -> None:
 
 def left_for_slots(plan: LoadPlan, needs: MemoryNeeds) -> int:
     """Returns the bytes that each process on the device may allocate beside its loaded weights."""
+    free_memory(needs.device)
+    return _left_bytes(needs.device, plan.budget_bytes) // needs.num_processes
+
+
+def free_memory(device: torch.device) -> None:
+    """Gives free blocks that the allocator keeps back to the device."""
     gc.collect()
-    # Otherwise free blocks that the allocator keeps would count as used.
-    if needs.device.type == "cuda":
+    if device.type == "cuda":
         torch.cuda.empty_cache()
     else:
         trim_heap()
-    return _left_bytes(needs.device, plan.budget_bytes) // needs.num_processes
 
 
 def fitting_slots(plan: LoadPlan, needs: MemoryNeeds, left_bytes: int) -> int:

@@ -94,6 +94,10 @@ class DecoderStack:
             hidden = self._layers[index](hidden, rotary, step, index)
         return hidden
 
+    def drop_head(self) -> None:
+        """Frees norm and head; ``logits`` cannot be called any more."""
+        del self._norm, self._head
+
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """Applies final norm and head: float32 ``[rows, num_token_ids]``."""
         return self._head(self._norm(hidden))[:, : self.num_token_ids].float()

@@ -1,4 +1,4 @@
-"""Files that the services open themselves."""
+"""Files that the services open themselves, and what happens where they cannot."""
 
 from __future__ import annotations
 
@@ -25,11 +25,17 @@ from tests.e2e.support import (
 
 
 @pytest.fixture(scope="module")
-def small_door(running: Running) -> Iterator[Door]:
+def elsewhere(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder that requests may name and the services do not open."""
+    return tmp_path_factory.mktemp("elsewhere")
+
+
+@pytest.fixture(scope="module")
+def small_door(running: Running, elsewhere: Path) -> Iterator[Door]:
     """A gateway that sends at most 1 MiB as bytes, and keeps uploads where the services read."""
     with further_gateway(
         running,
-        "--allowed-local-media-path", str(running.media_folder),
+        "--allowed-local-media-path", f"{running.media_folder},{elsewhere}",
         "--upload-dir", str(running.media_folder),
         "--max-message-mib", "1",
         "--max-body-bytes", str(1 << 20),
@@ -98,6 +104,17 @@ def test_an_upload_that_is_deleted_is_kept_for_the_request_at_work(
             target.send_signal(signal.SIGCONT)
         assert http.post(CHAT, json=body).status_code == 404
     wait_until(lambda: not list(running.media_folder.glob(f"*/{video_id}")))
+
+
+def test_a_file_elsewhere_that_is_larger_than_a_message_is_refused(
+    small_door: Door, elsewhere: Path
+) -> None:
+    large = _write_large_clip(elsewhere / "large.mp4")
+    with small_door.client() as http:
+        refused = http.post(CHAT, json=chat_body(str(large), 8))
+    error = refused.json()["error"]
+    assert (refused.status_code, error["param"]) == (400, "messages.0.content.0.video_url")
+    assert "--allowed-local-media-path" in error["message"]
 
 
 def test_what_a_template_adds_is_within_what_the_gateway_subtracts(

@@ -40,6 +40,7 @@ NOT_KNOBS = {
     "lookup_period_s": "the stack has one pair, at addresses of its own",
     "cpu_core": "Docker pins, by cpuset",
     "cpu_cores": "Docker pins, by cpuset",
+    "prefill_helper_core": "Docker pins, by cpuset",
     "devices": "Docker chooses them; a container sees its own alone",
     # The services are reached inside the stack's network only.
     **{

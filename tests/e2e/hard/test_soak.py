@@ -36,14 +36,18 @@ def found(running: Running, monkeypatch: pytest.MonkeyPatch) -> dict[str, object
     return {"limits_mb": promises.compose_limits(), "phases": phases}
 
 
-def test_ordinary_clients_notice_no_attack(found: dict[str, object]) -> None:
+def test_ordinary_clients_notice_no_attack_and_a_broken_promise_is_told(
+    found: dict[str, object], monkeypatch: pytest.MonkeyPatch
+) -> None:
     assert promises.problems(found) == []
     _, rows = promises.table(found)
     assert [row[0] for row in rows] == [promises.QUIET, *ATTACKS]
     silent, foreign = (row[-1] for row in rows[1:3])
     assert "opened" in silent and "401" in foreign
+    monkeypatch.setattr(promises, "MAX_SLOWDOWN", 0.0)
     told = promises.problems({**found, "limits_mb": dict.fromkeys(promises.SERVICES, 1.0)})
     assert {each.partition(": the gateway had")[0] for each in told} >= {*ATTACKS}
+    assert {each.partition(":")[0] for each in told if "a text" in each} >= {*ATTACKS}
 
 
 def test_clients_of_all_kinds_leave_nothing_behind(running: Running) -> None:

@@ -121,11 +121,8 @@ def test_one_that_is_stopped_is_left_alone_and_helps_again_later(
 ) -> None:
     prompt, process, help = long_prompt(model), helper_of(model), PrefillHelp()
 
-    def stop(index: int) -> None:
-        if index == 0:
-            process.send_signal(signal.SIGSTOP)
-
-    assert_same_with(model, prompt, help, stop)
+    process.send_signal(signal.SIGSTOP)
+    assert_same_with(model, prompt, help, lambda index: None)
     helper = model.helper
     assert helper is not None and not helper.is_free and not helper.is_lost
     assert_same_with(model, prompt, PrefillHelp(), lambda index: None)  # without it

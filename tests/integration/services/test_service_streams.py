@@ -13,6 +13,7 @@ import pytest
 from hippo.errors import ContextLengthError, HippoError, InvalidRequestError
 from hippo.models.interface.base import StepPlan
 from hippo.types import (
+    Block,
     ChatMessage,
     FinishReason,
     Media,
@@ -215,6 +216,14 @@ async def test_a_request_above_the_message_limit_is_invalid_and_one_at_the_limit
             request = toy_request(media=(Media(MediaKind.VIDEO, bytes(num_mib << 20)),))
             with pytest.raises(InvalidRequestError, match=reason):
                 await target_only(client, request)
+
+
+async def test_blocks_sent_after_the_end_are_ignored() -> None:
+    async with serving_target(ToyModel()) as (_, client):
+        async with client.verify(toy_request(max_tokens=2, end_token_ids=())) as stream:
+            async for _ in stream:
+                pass
+            await stream.send_message(Block(0, 2, (3,)))
 
 
 async def test_streams_that_send_nothing_are_bounded_and_ended(

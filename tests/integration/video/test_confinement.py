@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import resource
 import subprocess
 import sys
@@ -140,3 +141,4 @@ async def test_a_worker_at_work_is_confined(monkeypatch: pytest.MonkeyPatch) -> 
         ):
             assert process.rlimit(limit) == (value, value)
         assert 4 <= process.num_fds() <= 6  # none is left of the item
+        assert os.readlink(f"/proc/{process.pid}/fd/0") == os.devnull

@@ -113,18 +113,21 @@ async def test_a_process_that_hangs_is_not_waited_for(shared: SharedFrames, tmp_
 async def test_a_process_that_waits_for_its_own_decoder_is_not_waited_for(
     shared: SharedFrames, tmp_path: Path
 ) -> None:
+    other = SharedFrames(tmp_path, 1 << 20)  # of another process
     turns = Turns(1)
     async with turns.turn(""):  # the draft's decoder is at work on something else
         waiting = asyncio.create_task(decoded(shared, KEY, refusing, turns))
         while not list(tmp_path.glob("*.lock")):
             await asyncio.sleep(0.001)
-        await decoded(shared, KEY, giving(3))
+        await decoded(other, KEY, giving(3))
         assert (tmp_path / f"{KEY}.frames").exists()
     assert await waiting == 3
     assert not list(tmp_path.glob("*.lock"))
 
 
-async def test_a_decoder_that_waits_for_another_process_is_free(shared: SharedFrames) -> None:
+async def test_a_decoder_that_waits_for_another_process_is_free(
+    shared: SharedFrames, tmp_path: Path
+) -> None:
     turns, begun, going_on = Turns(1), asyncio.Event(), asyncio.Event()
 
     async def slow(_: int) -> DecodedMedia:
@@ -132,7 +135,7 @@ async def test_a_decoder_that_waits_for_another_process_is_free(shared: SharedFr
         await going_on.wait()
         return frames(3)
 
-    first = asyncio.create_task(decoded(shared, KEY, slow))
+    first = asyncio.create_task(decoded(SharedFrames(tmp_path, 1 << 20), KEY, slow))
     await begun.wait()  # it has the lock
     second = asyncio.create_task(decoded(shared, KEY, refusing, turns))
     await decoded(shared, "11" * 32, giving(1), turns)

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from multiprocessing import Pipe
 from pathlib import Path
 from typing import Any
-from unittest.mock import patch
+from unittest.mock import Mock, patch
 
 import torch
 
@@ -70,7 +70,7 @@ def helped_model(
     thread.start()
     model = HelpedModel(loaded, family)
     with patch("hippo.parallel.helper_link._NUM_BUFFERS", 64):  # the helper never waits for one
-        model.helper = HelperLink(link, layer_shape(first), commands.send)
+        model.helper = HelperLink(link, layer_shape(first), commands.send, Mock())
     try:
         yield model, helpers
     finally:

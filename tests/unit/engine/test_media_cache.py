@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -73,9 +74,9 @@ async def test_a_large_file_is_hashed_beside_the_event_loop_and_found_again(
 ) -> None:
     on_threads = []
 
-    async def to_thread(function: Callable[[], bytes]) -> bytes:
+    async def to_thread(function: Callable[[bytes], Any], data: bytes) -> Any:
         on_threads.append(function)
-        return function()
+        return function(data)
 
     monkeypatch.setattr(asyncio, "to_thread", to_thread)
     num_bytes = 2**20 + 1

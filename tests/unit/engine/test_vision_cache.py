@@ -15,15 +15,18 @@ def rows(number: int, value: float = 0.0) -> torch.Tensor:
 
 def test_the_least_recently_used_give_way_when_the_bytes_are_spent() -> None:
     cache = VisionCache(10 * ROW_BYTES)
-    for digest in (b"a", b"b", b"c"):
-        cache.put(digest, rows(3))
+    for value, digest in enumerate((b"a", b"b", b"c")):
+        cache.put(digest, rows(3, float(value)))
+    found = [cache.get(digest) for digest in (b"c", b"b", b"a")]
+    assert [None if each is None else each[0, 0].item() for each in found] == [2.0, 1.0, 0.0]
+    cache.get(b"c")
     cache.get(b"a")
 
     cache.put(b"d", rows(4))
 
     assert cache.num_bytes == 10 * ROW_BYTES
     assert [cache.get(digest) is not None for digest in (b"a", b"b", b"d")] == [True, False, True]
-    assert (cache.num_hits, cache.num_misses) == (3, 1)
+    assert (cache.num_hits, cache.num_misses) == (7, 1)
 
 
 def test_what_is_larger_than_the_bound_is_not_kept_and_pushes_nothing_out() -> None:

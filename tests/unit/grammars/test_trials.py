@@ -14,6 +14,7 @@ from unittest.mock import Mock
 import pytest
 from llguidance import grammar_from
 
+from hippo.base.worker_process import ForkedWorker, Message, WorkerDiedError
 from hippo.errors import InvalidRequestError, OverloadedError, UnavailableError
 from hippo.grammars import trials as trials_module
 from hippo.grammars.trials import GrammarTrials
@@ -93,6 +94,22 @@ async def test_a_process_that_was_killed_is_replaced(trials: GrammarTrials) -> N
     first = trials.worker_pid
     assert first is not None
     os.kill(first, signal.SIGKILL)
+    await trials.check(_easy(), "f")
+    assert trials.worker_pid != first
+
+
+async def test_a_process_whose_children_die_is_replaced(
+    trials: GrammarTrials, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await trials.check(_easy(), "f")
+    first, wait_ready = trials.worker_pid, ForkedWorker.wait_ready
+
+    def fail_once(child: ForkedWorker) -> Message:
+        if trials.worker_pid == first:
+            raise WorkerDiedError
+        return wait_ready(child)
+
+    monkeypatch.setattr(ForkedWorker, "wait_ready", fail_once)
     await trials.check(_easy(), "f")
     assert trials.worker_pid != first
 

@@ -254,11 +254,14 @@ def _about(num_videos: int) -> ChatCompletionRequest:
     return chat_request(messages=[{"role": "system", "content": "Be brief."}, turn])
 
 
-def test_an_item_has_its_place_in_the_request() -> None:
-    error = MediaError("the video is cut off at 30 fps", param="media[1]")
+@pytest.mark.parametrize(
+    "message", ["the video is cut off at 30 fps", "/v/media[1].mp4 is not under a directory"]
+)
+def test_an_item_has_its_place_in_the_request(message: str) -> None:
+    error = MediaError(message, param="media[1]")
     told = in_clients_words(error, _about(2))
     assert type(told) is MediaError
-    assert (told.message, told.param) == (error.message, "messages.1.content.2.video_url")
+    assert (told.message, told.param) == (message, "messages.1.content.2.video_url")
 
 
 def test_an_error_about_all_items_is_an_only_ones() -> None:

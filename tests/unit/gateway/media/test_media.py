@@ -95,6 +95,7 @@ async def test_the_url_safe_alphabet_is_read_too(reader: MediaReader) -> None:
         ("data:video/mp4,Ynl0", "is not base64"),
         ("data:video/mp4;base65,Ynl0", "is not base64"),
         ("file://[/clip.mp4", "is malformed"),
+        ("clip.mp4", "no absolute path"),
         (f"data:video/mp4;{'x' * 2000};base64,Ynl0", "has no ;base64, in its first 1,024"),
     ],
 )
