@@ -10,7 +10,6 @@ Abandon ───────── pipe ─────────────
 
 from __future__ import annotations
 
-import itertools
 import math
 from dataclasses import dataclass
 
@@ -25,15 +24,8 @@ more the two devices wait longer for each other's first and last chunk."""
 _CHUNKS = 8  # two devices then take 9/16 of the time of one
 
 
-def first_rows(num_rows: int) -> list[int]:
-    """Returns the first row of each chunk of ``num_rows`` rows. The first chunk, for which the
-    model waits, has half as many rows as the others."""
-    chunk_rows = chunk_rows_for(num_rows)
-    return [0, *range(-(-chunk_rows // 2), num_rows, chunk_rows)]
-
-
 def chunk_rows_for(num_rows: int) -> int:
-    """Returns how many of ``num_rows`` rows a chunk has at most."""
+    """Returns how many rows of a prompt of ``num_rows`` a chunk has."""
     return min(max(-(-num_rows // _CHUNKS), LEAST_CHUNK_ROWS), MOST_CHUNK_ROWS)
 
 
@@ -47,19 +39,20 @@ class Setup:
 @dataclass(frozen=True, slots=True)
 class HelpWith:
     """Run a prompt's rows. The first ``num_reused`` rows are run first, and not sent back, because
-    the model has their keys and values; the others in chunks (``first_rows``)."""
+    the model has their keys and values; the others in chunks of ``chunk_rows``."""
 
     number: int
     num_reused: int
     num_rows: int  # of the whole prompt
+    chunk_rows: int
     num_added: int  # first layers behind which features are added
     num_tapped: int  # first layers whose queries are wanted
     tapped: tuple[tuple[int, ...], ...]  # by chunk: rows whose queries are wanted
 
     def bounds(self) -> list[tuple[int, int]]:
         """Returns the first row and the end of each chunk that is sent back."""
-        firsts = [self.num_reused + row for row in first_rows(self.num_rows - self.num_reused)]
-        return list(itertools.pairwise((*firsts, self.num_rows)))
+        firsts = range(self.num_reused, self.num_rows, self.chunk_rows)
+        return [(first, min(first + self.chunk_rows, self.num_rows)) for first in firsts]
 
 
 @dataclass(frozen=True, slots=True)

@@ -28,7 +28,6 @@ from hippo.parallel.help import (
     LEAST_CHUNK_ROWS,
     HelpWith,
     chunk_rows_for,
-    first_rows,
 )
 from hippo.parallel.helper_link import Help, HelperLink
 
@@ -126,8 +125,8 @@ class HelpedModel(CachedModel):
         hidden, rotary, added = self._prompt_rows(prompt, visual, None, 0)
         num_rows = hidden.shape[0]
         self._begin_slot(slot, prompt, num_rows)
-        num_own = num_rows - num_reused
-        chunks = self._chunks(slot, num_reused, first_rows(num_own), num_own)
+        chunk_rows = chunk_rows_for(num_rows - num_reused)
+        chunks = self._chunks(slot, num_reused, num_rows - num_reused, chunk_rows)
         scorer: AttentionScorer | None = None
         tapped: tuple[tuple[int, ...], ...] = ((),) * len(chunks)
         if tap is not None:
@@ -139,6 +138,7 @@ class HelpedModel(CachedModel):
             number=helper.next_number(),
             num_reused=num_reused,
             num_rows=num_rows,
+            chunk_rows=chunk_rows,
             num_added=min(len(added), helper.num_layers),
             num_tapped=0 if scorer is None else min(scorer.num_layers, helper.num_layers),
             tapped=tapped,
