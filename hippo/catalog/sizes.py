@@ -320,14 +320,8 @@ def most_slots(
     )
 
 
-def first_rows(num_rows: int) -> list[int]:
-    """Returns a helper's chunks' first rows; the first, which the model waits for, is a half."""
-    chunk_rows = chunk_rows_for(num_rows)
-    return [0, *range(-(-chunk_rows // 2), num_rows, chunk_rows)]
-
-
 def chunk_rows_for(num_rows: int) -> int:
-    """Returns how many rows of ``num_rows`` a prefill helper's chunk has at most."""
+    """Returns how many rows of a prompt of ``num_rows`` a prefill helper's chunk has."""
     return min(max(-(-num_rows // _CHUNKS), LEAST_CHUNK_ROWS), MOST_CHUNK_ROWS)
 
 

@@ -141,9 +141,7 @@ class CachedModel:
             hidden, rotary, added = self._prompt_rows(prompt, visual, kept, num_reused)
             del visual  # the caller may free it from here on
             self._begin_slot(slot, prompt, num_reused + hidden.shape[0])
-            tapped = chunks = self._chunks(
-                slot, num_reused, range(0, hidden.shape[0], _CHUNK_ROWS), hidden.shape[0]
-            )
+            tapped = chunks = self._chunks(slot, num_reused, hidden.shape[0], _CHUNK_ROWS)
             scorer = None
             if tap is not None:
                 assert kept is None, "scores are about all visual tokens"
@@ -269,16 +267,15 @@ class CachedModel:
         return hidden, self._rotary(positions), added
 
     def _chunks(
-        self, slot: int, num_reused: int, firsts: Sequence[int], num_rows: int
+        self, slot: int, num_reused: int, num_rows: int, chunk_rows: int
     ) -> list[tuple[slice, AttentionPlan]]:
-        """Cuts the ``num_rows`` rows to run into chunks that begin at the rows ``firsts``, and
-        returns each with its step."""
+        """Cuts the ``num_rows`` rows to run into chunks, and returns each with its step."""
         return plan_chunks(
             self._cache,
             slot,
             start=num_reused,
-            firsts=firsts,
             num_rows=num_rows,
+            chunk_rows=chunk_rows,
             groups=self._stack.groups,
             is_flash=self._eager.has_flash,
         )

@@ -10,13 +10,12 @@ Abandon ───────── pipe ─────────────
 
 from __future__ import annotations
 
-import itertools
 import math
 from dataclasses import dataclass
 
 import torch
 
-from hippo.catalog.sizes import MOST_CHUNK_ROWS, first_rows
+from hippo.catalog.sizes import MOST_CHUNK_ROWS
 from hippo.models.interface.plan import LoadPlan
 
 
@@ -30,19 +29,20 @@ class Setup:
 @dataclass(frozen=True, slots=True)
 class HelpWith:
     """Run a prompt's rows. The first ``num_reused`` rows are run first, and not sent back, because
-    the model has their keys and values; the others in chunks (``first_rows``)."""
+    the model has their keys and values; the others in chunks of ``chunk_rows``."""
 
     number: int
     num_reused: int
     num_rows: int  # of the whole prompt
+    chunk_rows: int
     num_added: int  # first layers behind which features are added
     num_tapped: int  # first layers whose queries are wanted
     tapped: tuple[tuple[int, ...], ...]  # by chunk: rows whose queries are wanted
 
     def bounds(self) -> list[tuple[int, int]]:
         """Returns the first row and the end of each chunk that is sent back."""
-        firsts = [self.num_reused + row for row in first_rows(self.num_rows - self.num_reused)]
-        return list(itertools.pairwise((*firsts, self.num_rows)))
+        firsts = range(self.num_reused, self.num_rows, self.chunk_rows)
+        return [(first, min(first + self.chunk_rows, self.num_rows)) for first in firsts]
 
 
 @dataclass(frozen=True, slots=True)

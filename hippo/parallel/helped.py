@@ -17,7 +17,7 @@ from time import perf_counter
 
 import torch
 
-from hippo.catalog.sizes import LEAST_CHUNK_ROWS, chunk_rows_for, first_rows
+from hippo.catalog.sizes import LEAST_CHUNK_ROWS, chunk_rows_for
 from hippo.models.attention.parts import AttentionPlan
 from hippo.models.attention.rows import layer_groups
 from hippo.models.attention.tap import AttentionScorer
@@ -122,8 +122,8 @@ class HelpedModel(CachedModel):
         hidden, rotary, added = self._prompt_rows(prompt, visual, None, 0)
         num_rows = hidden.shape[0]
         self._begin_slot(slot, prompt, num_rows)
-        num_own = num_rows - num_reused
-        chunks = self._chunks(slot, num_reused, first_rows(num_own), num_own)
+        chunk_rows = chunk_rows_for(num_rows - num_reused)
+        chunks = self._chunks(slot, num_reused, num_rows - num_reused, chunk_rows)
         scorer: AttentionScorer | None = None
         tapped: tuple[tuple[int, ...], ...] = ((),) * len(chunks)
         if tap is not None:
@@ -135,6 +135,7 @@ class HelpedModel(CachedModel):
             number=helper.next_number(),
             num_reused=num_reused,
             num_rows=num_rows,
+            chunk_rows=chunk_rows,
             num_added=min(len(added), helper.num_layers),
             num_tapped=0 if scorer is None else min(scorer.num_layers, helper.num_layers),
             tapped=tapped,

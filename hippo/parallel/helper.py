@@ -6,7 +6,6 @@ It keeps no prompt: its only slot is written anew by each.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
 from multiprocessing.connection import Connection
 from typing import Any
@@ -58,7 +57,7 @@ class PrefillHelper:
         """Runs chunks of the least and of the most rows, so that no prompt waits for first uses."""
         for num_rows in (LEAST_CHUNK_ROWS, MOST_CHUNK_ROWS):
             num_rows = min(num_rows, self._cache.shape.capacity)
-            [(_, step)] = self._chunks(0, [0], num_rows)
+            [(_, step)] = self._chunks(0, num_rows, num_rows)
             shape, device = self._shape, self._cache.device
             hidden = torch.zeros(num_rows, shape.hidden_size, dtype=shape.dtype, device=device)
             rotary = torch.ones(num_rows, 1, shape.head_dim // 2, device=device) + 0j
@@ -76,10 +75,9 @@ class PrefillHelper:
         self._cache.forget_slot(_SLOT)
         is_wanted, reused = True, command.num_reused
         if reused:
-            [(_, step)] = self._chunks(0, [0], reused)
+            [(_, step)] = self._chunks(0, reused, reused)
             self._run(self._receive(command, 0, reused), step, command)
-        firsts = [first - reused for first, _ in command.bounds()]
-        steps = self._chunks(reused, firsts, command.num_rows - reused)
+        steps = self._chunks(reused, command.num_rows - reused, command.chunk_rows)
         for index, (first, end) in enumerate(command.bounds()):
             while self._commands.poll():
                 news = self._commands.recv()
@@ -123,14 +121,14 @@ class PrefillHelper:
         return self._stack.run(hidden, rotary, step, command.num_added, self._shape.num_layers)
 
     def _chunks(
-        self, start: int, firsts: Sequence[int], num_rows: int
+        self, start: int, num_rows: int, chunk_rows: int
     ) -> list[tuple[slice, AttentionPlan]]:
         return plan_chunks(
             self._cache,
             _SLOT,
             start=start,
-            firsts=firsts,
             num_rows=num_rows,
+            chunk_rows=chunk_rows,
             groups=self._stack.groups,
             is_flash=self._has_flash,
         )

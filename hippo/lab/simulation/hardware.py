@@ -25,7 +25,7 @@ from hippo.catalog.sizes import (
     RESERVED_BYTES,
     Memory,
     ModelShape,
-    first_rows,
+    chunk_rows_for,
     memory_of,
 )
 from hippo.errors import InvalidRequestError
@@ -132,7 +132,8 @@ class Placement:
         of the layers, the target scores the visual tokens."""
         first, others = map(shape.first_layers, (num_layers, shape.num_layers - num_layers))
         helper_ms = target_ms = 0.0
-        for start, end in itertools.pairwise([*first_rows(num_tokens), num_tokens]):
+        firsts = range(0, num_tokens, chunk_rows_for(num_tokens))
+        for start, end in itertools.pairwise([*firsts, num_tokens]):
             helper_ms += self.prefill_ms(first, end, start)
             target_ms = max(target_ms, helper_ms) + self.prefill_ms(others, end, start)
         return helper_ms if 2 * num_layers + 1 >= shape.num_layers else target_ms, target_ms

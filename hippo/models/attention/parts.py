@@ -7,7 +7,6 @@ bottom right).
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
@@ -204,27 +203,27 @@ def plan_chunks(
     slot: int,
     *,
     start: int,
-    firsts: Sequence[int],
     num_rows: int,
+    chunk_rows: int,
     groups: int,
     is_flash: bool,
 ) -> list[tuple[slice, AttentionPlan]]:
-    """Cuts a prompt's rows, at cache indices from ``start`` on, into chunks that begin at the rows
-    ``firsts``, and returns the rows of each with its step."""
-    bounds = list(itertools.pairwise((*firsts, num_rows)))
+    """Cuts a prompt's rows, at cache indices from ``start`` on, into chunks of ``chunk_rows``, and
+    returns the rows of each with its step."""
+    firsts = range(0, num_rows, chunk_rows)
     mask = None
     if start + firsts[-1] > 0 and not is_flash:
-        most_rows = max(end - first for first, end in bounds)
+        most_rows = min(chunk_rows, num_rows)
         mask = ChunkMask(cache, num_rows=most_rows, last_start=start + firsts[-1])
     chunks = []
-    for first, end in bounds:
-        rows = slice(first, end)
+    for first in firsts:
+        rows = slice(first, min(first + chunk_rows, num_rows))
         sequence = plan_sequence(
             cache,
             slot,
             first_row=0,
             start=start + first,
-            num_rows=end - first,
+            num_rows=rows.stop - first,
             groups=groups,
             chunk_mask=mask,
             is_flash=is_flash,
