@@ -128,8 +128,8 @@ class Engine:
         self.jobs.add_job(sequence, job, num_tokens=sequence.prompt.length)
 
     @property
-    def is_decoding(self) -> bool:
-        return any(sequence.ready_ns for sequence in self._sequences)
+    def is_alone(self) -> bool:
+        return len(self._sequences) == 1
 
     def take_over_rows(
         self, sequence: EngineSequence, rows: CachedRows, *, most: int | None = None

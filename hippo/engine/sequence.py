@@ -48,8 +48,8 @@ class SequenceHost(Protocol):
     def vision_cache(self) -> VisionCache: ...
 
     @property
-    def is_decoding(self) -> bool:
-        """Whether a sequence's prefill is over, so that forwards run beside others' prefills."""
+    def is_alone(self) -> bool:
+        """Whether there is one sequence."""
 
     def start_job(self, sequence: EngineSequence, job: Job) -> None:
         """Queues device work whose pieces run between two forwards."""

@@ -124,7 +124,7 @@ class TargetSequence(EngineSequence):
                 tap=tap,
                 options=self._scoring.options_for(pruning),
             )
-        if not host.is_decoding and self.request.pace != TARGET_ONLY:
+        if host.is_alone and self.request.pace != TARGET_ONLY:
             self.help = PrefillHelp()
         pieces = model.prefill(
             self.slot, self.prompt, visual, None, tap, num_reused, help=self.help
