@@ -162,22 +162,22 @@ class HelpedModel(CachedModel):
         )
 
     def _wait_for_chunk(self, state: _HelpedPrefill, index: int) -> Generator[None]:
-        """Waits until the helper has sent a chunk, but in all no longer than its layers would take
-        here: the prefill then takes about twice as long as without help at most."""
-        patience_s = self.patience_s(state)
+        """Waits until the helper has sent a chunk, but no longer than its layers would take here
+        for the rows that are left: going on alone then costs as much again at most."""
+        patience_s = self.patience_s(state, index)
         while state.help is not None and state.num_come <= index:
             began_s = perf_counter()
             if self._take_chunk(state, _LONGEST_WAIT_S):
-                state.waited_s += perf_counter() - began_s
                 return
-            state.waited_s += perf_counter() - began_s
-            if state.waited_s > patience_s or state.helper.is_lost:
+            patience_s -= perf_counter() - began_s
+            if patience_s <= 0 or state.helper.is_lost:
                 state.give_up()
             yield None
 
-    def patience_s(self, state: _HelpedPrefill) -> float:
-        """Returns how long to wait for a helper in one prefill."""
-        return self._speed.seconds_for(state.hidden.shape[0], state.helper.num_layers)
+    def patience_s(self, state: _HelpedPrefill, index: int) -> float:
+        """Returns how long to wait for a chunk."""
+        num_left = state.hidden.shape[0] - state.chunks[index][0].start
+        return self._speed.seconds_for(num_left, state.helper.num_layers)
 
     def _take_chunk(self, state: _HelpedPrefill, timeout_s: float = 0.0) -> bool:
         """Takes over what the helper has computed of its next chunk, if it has come."""
@@ -277,7 +277,6 @@ class _HelpedPrefill:
     helper: HelperLink
     help: Help | None  # None: nothing more will come
     began_s: float = field(default_factory=perf_counter)
-    waited_s: float = 0.0  # for the helper, so far
     came_s: float = 0.0  # when the helper's last chunk came
     num_come: int = 0  # chunks that the helper has sent
     num_scored: int = 0  # chunks that have passed the tapped layers
