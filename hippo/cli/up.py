@@ -111,13 +111,15 @@ def add_stack_arguments(
         metavar="DIR",
         help="directories, separated by commas, whose files requests may name by path",
     )
-    group.add_argument(
-        "--prefill-helper-layers",
-        metavar="N",
-        help="first layers of the target that the draft's device runs of long prompts, so that the "
-        "first token comes sooner: a number, auto (half, if they fit), or 0 for none (default: "
-        "auto if target and draft have a CPU core each; between GPUs it is not measured yet: 0)",
-    )
+    if has_models:
+        group.add_argument(
+            "--prefill-helper-layers",
+            metavar="N",
+            help="first layers of the target that the draft's device runs of long prompts, so that "
+            "the first token comes sooner: a number, auto (half, if they fit), or 0 for none "
+            "(default: auto if target and draft have a CPU core each; between GPUs it is not "
+            "measured yet: 0)",
+        )
     group.add_argument("--no-pin", action="store_true", help="pin nothing to cores by default")
     group.add_argument("--served-name", default="hippo", metavar="NAME", help="model name in REST")
     group.add_argument(
@@ -156,7 +158,8 @@ def stack_options(arguments: argparse.Namespace) -> StackOptions:
         target_core=cores[0] if arguments.target_core is None else arguments.target_core,
         draft_core=cores[1] if arguments.draft_core is None else arguments.draft_core,
     )
-    if arguments.prefill_helper_layers is None and _can_have_helper(options):
+    is_given = getattr(arguments, "prefill_helper_layers", "0") is not None  # or is no option
+    if not is_given and _can_have_helper(options):
         return replace(options, prefill_helper_layers="auto")
     return options
 

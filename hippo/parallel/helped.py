@@ -215,8 +215,8 @@ class HelpedModel(CachedModel):
             if begin < num_tapped:
                 assert state.scorer is not None
                 current = state.scorer.tapped(rows, step)
-            elif begin == self.num_layers - 1:
-                current = replace(step, wants_last_row=True)
+            if begin == self.num_layers - 1:
+                current = replace(current, wants_last_row=True)
             with torch.inference_mode():
                 self._run_chunk(hidden, rotary, current, begin, end)
                 if end <= state.num_added:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import importlib.util
-from dataclasses import replace
 from pathlib import Path
 
 from rich.console import Console
@@ -121,8 +120,7 @@ def run(arguments: argparse.Namespace) -> int:
         from hippo.lab.commands.distill_run import Distillation
     console = Console(stderr=True)
     warn_of_unused_gpus(arguments, console)
-    options = replace(stack_options(arguments), prefill_helper_layers="0")  # most answers need none
-    Distillation(arguments, options, Console(), console).run()
+    Distillation(arguments, stack_options(arguments), Console(), console).run()
     return 0
 
 
