@@ -13,8 +13,6 @@ answer is against target-only on the same clip.
 `python -m bench.pages.results` writes the figures into docs/results.md.
 """
 
-from __future__ import annotations
-
 import argparse
 import tempfile
 from collections.abc import Sequence

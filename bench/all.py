@@ -8,8 +8,6 @@ The page contains all files in bench/out, from this run or an earlier one; --no-
 write it. Run nothing else on the machine meanwhile.
 """
 
-from __future__ import annotations
-
 import argparse
 import shlex
 import subprocess

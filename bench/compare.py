@@ -9,8 +9,6 @@ affect all alike and differences of a few percent show. Only one gateway is busy
 first gateway is the reference.
 """
 
-from __future__ import annotations
-
 import argparse
 import contextlib
 import random

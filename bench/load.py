@@ -21,8 +21,6 @@ and each line is the run of median throughput.
 docs/results.md explains the columns; `python -m bench.pages.results` writes the figures there.
 """
 
-from __future__ import annotations
-
 import argparse
 import contextlib
 import os

@@ -6,8 +6,6 @@ without a grammar and with one that allows every text, so that the tokens are th
 JSON schema.
 """
 
-from __future__ import annotations
-
 import asyncio
 import json
 import random

@@ -1,7 +1,5 @@
 """Measures the figures of the target's model card: `python -m demo.evaluate --help`."""
 
-from __future__ import annotations
-
 import argparse
 import sys
 from collections import defaultdict

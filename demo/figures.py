@@ -1,7 +1,5 @@
 """Scores: statements against facts, and agreement of content tokens and of template tokens."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 

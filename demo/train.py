@@ -1,7 +1,5 @@
 """Trains the bundled pair: `python -m demo.train --help`."""
 
-from __future__ import annotations
-
 import argparse
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -59,7 +57,7 @@ class Run:
         return state
 
 
-def pair_tokenizer(run: Run) -> PreTrainedTokenizerBase:
+def pair_tokenizer(run: Run) -> "PreTrainedTokenizerBase":
     """Returns the tokenizer, trained at the first call and then read from the run folder."""
     from transformers import AutoTokenizer
 
@@ -76,7 +74,7 @@ def encoder_of(run: Run) -> Encoder:
     return Encoder(trained, tokenizer.special_ids(trained))
 
 
-def new_model(run: Run, shape: models.DemoShape) -> nn.Module:
+def new_model(run: Run, shape: models.DemoShape) -> "nn.Module":
     """Returns a new model of this shape with the trained tower."""
     torch.manual_seed(run.seed)
     model: Any = models.build(shape, encoder_of(run).special)
@@ -88,7 +86,7 @@ def new_model(run: Run, shape: models.DemoShape) -> nn.Module:
 SHALLOW = models.DemoShape(num_layers=4, vocab_size=models.TARGET.vocab_size)
 
 
-def new_tower() -> nn.Module:
+def new_tower() -> "nn.Module":
     """Returns an untrained vision tower."""
     ids = models.SpecialIds(0, 1, 2, 3, 4, 5)
     visual: nn.Module = models.build(models.DemoShape(1, 64), ids).model.visual
@@ -146,7 +144,7 @@ def run_widen(run: Run) -> None:
     )  # fmt: skip
 
 
-def with_wider_tower(run: Run, shape: models.DemoShape, stage: str) -> nn.Module:
+def with_wider_tower(run: Run, shape: models.DemoShape, stage: str) -> "nn.Module":
     """Returns the model of a finished stage with the widened tower."""
     model = new_model(run, shape)
     model.load_state_dict(run.state(stage)["model"])

@@ -1,7 +1,5 @@
 """The gateway: ``python -m gateway --target HOST:PORT --draft HOST:PORT``."""
 
-from __future__ import annotations
-
 import logging
 import os
 import sys

@@ -1,7 +1,5 @@
 """The gateway's FastAPI application; ``create_app`` builds it, importing has no side effects."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import AsyncIterator
 from concurrent.futures import ThreadPoolExecutor

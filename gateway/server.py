@@ -1,7 +1,5 @@
 """The gateway's process: listening socket, port file and signals."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import gc

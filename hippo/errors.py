@@ -1,7 +1,5 @@
 """The tree of all errors that callers see, with their gRPC codes and HTTP statuses."""
 
-from __future__ import annotations
-
 from typing import ClassVar
 
 

@@ -1,7 +1,5 @@
 """Plain values that the library, the services and the gateway share; standard library only."""
 
-from __future__ import annotations
-
 import enum
 from dataclasses import dataclass, field
 

@@ -1,7 +1,5 @@
 """The version and address of the installed distribution."""
 
-from __future__ import annotations
-
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 

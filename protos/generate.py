@@ -1,7 +1,5 @@
 """Generates the typed Python stubs of ``hippo.v1``: ``python protos/generate.py [OUT]``."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

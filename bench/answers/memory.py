@@ -10,8 +10,6 @@ first 25 after the warm-up. Exits with 1 if a process grew by 5 % or more. Memor
 memory without pages of files, which the kernel drops when memory is short.
 """
 
-from __future__ import annotations
-
 import argparse
 import statistics
 import sys

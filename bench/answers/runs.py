@@ -1,7 +1,5 @@
 """Stacks of the bundled pair, and runs of systems on clips, interleaved; runs are plain data."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager

@@ -1,7 +1,5 @@
 """The measured systems: target-only and the policies, by name."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from hippo.client.latency import TARGET_ONLY, System

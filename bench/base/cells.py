@@ -1,7 +1,5 @@
 """The columns of the results' tables, for the terminal and for the page."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 

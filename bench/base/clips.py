@@ -1,7 +1,5 @@
 """Held-out clips of the bundled pair's world, as files."""
 
-from __future__ import annotations
-
 import base64
 from dataclasses import dataclass
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The machine, versions and commit of a measurement."""
 
-from __future__ import annotations
-
 import importlib.metadata
 import os
 import platform

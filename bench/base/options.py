@@ -1,7 +1,5 @@
 """Command lines of the benchmarks, and the files of their results."""
 
-from __future__ import annotations
-
 import argparse
 import json
 import shlex

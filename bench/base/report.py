@@ -1,7 +1,5 @@
 """Tables of a measurement in a folder, as Markdown and JSON, written again after each row."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping
 from pathlib import Path

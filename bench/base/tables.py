@@ -1,7 +1,5 @@
 """Tables of measurements on the terminal."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Iterable, Sequence
 

@@ -10,8 +10,6 @@ temperature, the agreement at each sharpness of the draft's choices. The file ha
 per clip.
 """
 
-from __future__ import annotations
-
 import json
 import tempfile
 from collections.abc import Sequence

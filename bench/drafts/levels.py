@@ -11,8 +11,6 @@ good.
     python -m bench.drafts.levels --drafts 93% --kinds short --dtypes float32 --temperatures 0
 """
 
-from __future__ import annotations
-
 import argparse
 import statistics
 import tempfile

@@ -1,7 +1,5 @@
 """The target's output along a guess, which saves time and changes nothing."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from hippo.models.interface.base import SequenceRows, StepPlan, VideoLanguageModel

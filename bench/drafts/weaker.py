@@ -5,8 +5,6 @@ As with a draft that learned less, its errors come at the tokens of which it is 
 visual tokens make the task harder, so long prompts reach the same agreement with less noise.
 """
 
-from __future__ import annotations
-
 import shutil
 from collections.abc import Mapping
 from pathlib import Path

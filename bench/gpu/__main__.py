@@ -19,8 +19,6 @@ GB for 32B with 3B, 52 GB for 72B with 3B. It needs the packages of pyproject.to
 and "engine"; products and 72b also need "quantized".
 """
 
-from __future__ import annotations
-
 import argparse
 import os
 import shutil

@@ -1,7 +1,5 @@
 """The parts of ``python -m bench.gpu``."""
 
-from __future__ import annotations
-
 import argparse
 import shutil
 import sys

@@ -1,7 +1,5 @@
 """Times of the products of one layer with weights in several forms, by number of rows, on a GPU."""
 
-from __future__ import annotations
-
 import importlib
 import statistics
 from collections.abc import Callable, Iterator, Sequence

@@ -1,7 +1,5 @@
 """Times of steps and prefills of one model on one device, and the floors of steps."""
 
-from __future__ import annotations
-
 import gc
 import hashlib
 import statistics

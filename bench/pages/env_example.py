@@ -4,8 +4,6 @@ Names and defaults come from the Compose files; explanations come from the servi
 of a variable that several services take, and for variables of the stack itself from ``STACK``.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import re
 import textwrap

@@ -1,8 +1,6 @@
 """Rewrites the tables of model families in README.md and docs/architecture.md:
 ``python -m bench.pages.families``."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Parts of documents that programs write, between markers."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 

@@ -1,7 +1,5 @@
 """Rewrites the tables of docs/metrics.md: ``python -m bench.pages.metrics_page``."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from bench.base.environment import ROOT

@@ -5,8 +5,6 @@ and docs/results.json with the data of the tables. FILE is the JSON of a measure
 of bench/out). Results in docs/results.json without a new file stay.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path

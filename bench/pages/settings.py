@@ -1,7 +1,5 @@
 """Writes docs/settings.md from the settings' declarations: ``python -m bench.pages.settings``."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Iterator
 from typing import Any

@@ -8,8 +8,6 @@
 Nothing is measured; each part replaces its own table.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Sequence
 
 from rich.console import Console

@@ -1,7 +1,5 @@
 """The table of the papers' pairs: serial, vpsd and adaptive at their best draft lengths."""
 
-from __future__ import annotations
-
 import dataclasses
 import itertools
 from collections.abc import Iterator

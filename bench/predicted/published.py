@@ -1,7 +1,5 @@
 """The table of published speedups beside those that the simulator predicts for the same pairs."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import dataclass
 

@@ -1,7 +1,5 @@
 """The table of GPUs: which pair fits, how much video, and the predicted speed."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass

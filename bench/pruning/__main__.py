@@ -14,8 +14,6 @@ under adaptive and without transport, with step times that the command measures.
                 presets, through the services
 """
 
-from __future__ import annotations
-
 import argparse
 import signal
 import sys

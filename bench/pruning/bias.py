@@ -1,7 +1,5 @@
 """Position bias: where in the frames, and in the sequence, the highest scores lie."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any

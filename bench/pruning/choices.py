@@ -1,7 +1,5 @@
 """The choices of visual tokens that experiments compare: strategy, ratio and changed options."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field, replace
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Runs the draft with every choice along the target's outputs, and counts where it agrees."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import compress

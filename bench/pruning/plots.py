@@ -1,7 +1,5 @@
 """The plot of agreement over ratio in docs/pruning.md, as SVG."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Speedup, times and accepted tokens of strategies, options and presets, through the services."""
 
-from __future__ import annotations
-
 import statistics
 import tempfile
 from collections.abc import Mapping, Sequence

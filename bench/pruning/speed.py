@@ -1,7 +1,5 @@
 """The speed that an agreement gives: step times of the pair, and replays of the agreement."""
 
-from __future__ import annotations
-
 import statistics
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence

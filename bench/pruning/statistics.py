@@ -1,7 +1,5 @@
 """Shares of tokens with bootstrap intervals over clips."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 

@@ -1,7 +1,5 @@
 """The tables of pruning experiments, as Markdown for the terminal and the page."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 

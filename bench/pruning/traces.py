@@ -5,8 +5,6 @@ visual tokens, and at least five objects; training uses other seeds. The questio
 detailed description, in both prompt orders.
 """
 
-from __future__ import annotations
-
 import io
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -13,8 +13,6 @@ vision tower and the whole head run. Weights are made, and written shard by shar
 is one. A target can be stored quantised, as the hub's repositories are.
 """
 
-from __future__ import annotations
-
 import json
 import shutil
 import tempfile

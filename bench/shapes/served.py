@@ -1,7 +1,5 @@
 """Answers of a random pair about clips, end to end through services and gateway, and its memory."""
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor

@@ -3,8 +3,6 @@
 All clips of a batch have one size. A batch is a pure function of its recipe, seed and index.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -67,7 +65,7 @@ class Batch:
 class Encoder:
     """Encodes conversations to the same ids as the chat template."""
 
-    def __init__(self, tokenizer: PreTrainedTokenizerBase, ids: SpecialIds) -> None:
+    def __init__(self, tokenizer: "PreTrainedTokenizerBase", ids: SpecialIds) -> None:
         self._backend: Any = tokenizer.backend_tokenizer
         self._cache: dict[str, list[int]] = {}
         self.special = ids

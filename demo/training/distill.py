@@ -1,7 +1,5 @@
 """Distils the draft on the target's greedy answers and its distributions along them."""
 
-from __future__ import annotations
-
 from dataclasses import astuple, dataclass
 from pathlib import Path
 from typing import Any

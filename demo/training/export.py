@@ -1,7 +1,5 @@
 """Writes a trained model as a standard Hugging Face folder."""
 
-from __future__ import annotations
-
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -22,7 +20,7 @@ MIN_PIXELS, MAX_PIXELS = 56 * 56, 28 * 28 * 768
 
 
 def export(
-    model: nn.Module, tokenizer: PreTrainedTokenizerBase, ids: SpecialIds, folder: Path
+    model: "nn.Module", tokenizer: "PreTrainedTokenizerBase", ids: SpecialIds, folder: Path
 ) -> None:
     """Write weights (bfloat16), configurations, tokenizer, processors and chat template."""
     ensure_torchvision()

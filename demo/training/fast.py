@@ -4,8 +4,6 @@ They have the same parameters and results as the model's own forward, but no loo
 matrix product as patch embedding. All clips of a batch have one size.
 """
 
-from __future__ import annotations
-
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
@@ -35,7 +33,7 @@ def _rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     return x * cos + turned * sin
 
 
-def tower_features(visual: nn.Module, patches: Tensor, rows: int, cols: int) -> Tensor:
+def tower_features(visual: "nn.Module", patches: Tensor, rows: int, cols: int) -> Tensor:
     """Returns the merged visual tokens of equally sized frame pairs; layers attend within a pair.
 
     patches: [num_pairs, rows * cols, 1176]; rows, cols: patches per frame side.
@@ -93,7 +91,7 @@ def _attend(query: Tensor, key: Tensor, value: Tensor, bias: Tensor) -> Tensor:
     return mixed.view(batch, heads, length, size)
 
 
-def language_hidden(language_model: nn.Module, embeds: Tensor, positions: Tensor) -> Tensor:
+def language_hidden(language_model: "nn.Module", embeds: Tensor, positions: Tensor) -> Tensor:
     """Returns the normalised last hidden states of right-padded sequences, with a causal mask.
 
     Computes in the dtype of `embeds`; the model must have one key-value head.

@@ -4,8 +4,6 @@ New layers add nothing at first, because their projections to the residual strea
 training changes them.
 """
 
-from __future__ import annotations
-
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -28,7 +26,7 @@ def depth_map(old: int, new: int) -> list[int | None]:
     return places
 
 
-def grow(model: nn.Module, shape: models.DemoShape, ids: models.SpecialIds) -> nn.Module:
+def grow(model: "nn.Module", shape: models.DemoShape, ids: models.SpecialIds) -> "nn.Module":
     """Returns a deeper model with equal outputs; torch's global generator fills new layers."""
     old: Any = model
     deep: Any = models.build(shape, ids)

@@ -1,7 +1,5 @@
 """Batched greedy answers."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,7 +26,7 @@ class Loaded:
     """A model with its tokenizer and encoder."""
 
     model: nn.Module
-    tokenizer: PreTrainedTokenizerBase
+    tokenizer: "PreTrainedTokenizerBase"
     encoder: Encoder
 
 

@@ -1,7 +1,5 @@
 """Trains a language model on top of the frozen tower."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The loop of every training stage, with exact saving and resuming."""
 
-from __future__ import annotations
-
 import os
 import random
 from collections.abc import Callable, Iterator, Mapping

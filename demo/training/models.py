@@ -1,7 +1,5 @@
 """The shapes of the models, built as transformers' Qwen2.5-VL."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from importlib import import_module
 from typing import Any

@@ -1,7 +1,5 @@
 """Optimizers for training: Muon for matrices, AdamW for other parameters, one schedule."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from typing import Any
 

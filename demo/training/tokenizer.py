@@ -1,7 +1,5 @@
 """The pair's tokenizer: byte-level BPE trained on the world's texts, in Qwen's format."""
 
-from __future__ import annotations
-
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -44,7 +42,7 @@ CHAT_TEMPLATE = (
 )
 
 
-def world_texts(count: int, seed: int) -> Iterator[str]:
+def world_texts(count: int, seed: int) -> "Iterator[str]":
     """Yields questions and answers about `count` scenes, with the roles of a chat."""
     rng = np.random.default_rng((seed, 2))
     yield "system\nYou are a helpful assistant."
@@ -56,7 +54,7 @@ def world_texts(count: int, seed: int) -> Iterator[str]:
             yield f"assistant\n{exchange.answer}"
 
 
-def train_tokenizer(*, num_scenes: int = 1500, seed: int = 0) -> PreTrainedTokenizerBase:
+def train_tokenizer(*, num_scenes: int = 1500, seed: int = 0) -> "PreTrainedTokenizerBase":
     """Returns the trained tokenizer, as transformers' Qwen2 tokenizer with the chat template."""
     ensure_torchvision()
     from transformers import Qwen2Tokenizer
@@ -89,7 +87,7 @@ def train_tokenizer(*, num_scenes: int = 1500, seed: int = 0) -> PreTrainedToken
     return made
 
 
-def special_ids(tokenizer: PreTrainedTokenizerBase) -> SpecialIds:
+def special_ids(tokenizer: "PreTrainedTokenizerBase") -> SpecialIds:
     """Returns the ids of the special tokens for the model configurations."""
     names = (
         "<|endoftext|>",

@@ -4,8 +4,6 @@ A linear probe on each merged token classifies the object under each of its four
 both frames of the pair, shape, size, direction, event state, home cell) and the background.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path

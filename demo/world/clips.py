@@ -1,7 +1,5 @@
 """Clips as mp4 files: writing and reading, the bundled samples, held-out clips."""
 
-from __future__ import annotations
-
 import io
 import json
 from dataclasses import asdict, dataclass

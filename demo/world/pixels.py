@@ -3,8 +3,6 @@
 The patches equal the patches of the checkpoint's video processor.
 """
 
-from __future__ import annotations
-
 import numpy as np
 import torch
 from torch import Tensor

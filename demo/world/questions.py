@@ -3,8 +3,6 @@
 `python -m demo.world.questions FOLDER --num-clips 50` writes mp4 files and `questions.jsonl`.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import sys

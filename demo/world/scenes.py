@@ -7,8 +7,6 @@ gradient (warm to cool from left to right, green to magenta from top to bottom),
 leave a short fading trail.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Final
 

@@ -1,7 +1,5 @@
 """The sizes of clips."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from demo.world import pixels

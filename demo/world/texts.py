@@ -4,8 +4,6 @@ Answers mention objects in reading order of their home cells, place first. The w
 question determines the style of a description.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable
 from dataclasses import dataclass

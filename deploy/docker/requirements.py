@@ -1,7 +1,5 @@
 """Prints the dependencies in pyproject.toml: ``python requirements.py PYPROJECT [EXTRA ...]``."""
 
-from __future__ import annotations
-
 import re
 import sys
 import tomllib

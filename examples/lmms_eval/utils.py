@@ -1,7 +1,5 @@
 """What clips.yaml calls."""
 
-from __future__ import annotations
-
 import os
 from typing import Any
 

@@ -3,8 +3,6 @@
 python ask.py VIDEO [QUESTION] [--stream]
 """
 
-from __future__ import annotations
-
 import argparse
 import base64
 import mimetypes

@@ -5,8 +5,6 @@ From the second turn on, the video and the earlier turns are cached by the serve
 python chat.py VIDEO QUESTION [QUESTION ...]
 """
 
-from __future__ import annotations
-
 import argparse
 import os
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The choices of one request: one completion per choice, started and read together."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Sequence
@@ -39,7 +37,7 @@ class Choices:
         self._gauges: dict[int, Gauge] = {}  # by choice: the gauge that counts it
         self._stack = contextlib.AsyncExitStack()
 
-    async def __aenter__(self) -> Choices:
+    async def __aenter__(self) -> "Choices":
         for index, completion in enumerate(self.completions):
             self._count(index, self._waiting)
             await self._stack.enter_async_context(completion)

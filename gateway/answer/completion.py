@@ -8,8 +8,6 @@ event is handled completely before the next one, without a lock. This module has
 which decides when the answer is over; gateway.answer.drafting has the draft's.
 """
 
-from __future__ import annotations
-
 import asyncio
 import dataclasses
 import logging
@@ -86,7 +84,7 @@ class Completion:
         self.error: HippoError | None = None  # the error that ended the completion early
         self._task: asyncio.Task[None] | None = None
 
-    async def __aenter__(self) -> Completion:
+    async def __aenter__(self) -> "Completion":
         self._task = asyncio.create_task(self._run())
         return self
 

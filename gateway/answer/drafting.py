@@ -1,8 +1,6 @@
 """What both streams of a completion share, and the draft's part of it: its stream, and another one
 after a loss."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import dataclasses

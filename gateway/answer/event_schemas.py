@@ -4,8 +4,6 @@ Times are in milliseconds. ``at`` is the time of arrival at the gateway, counted
 the request.
 """
 
-from __future__ import annotations
-
 from typing import Annotated, Literal
 
 from pydantic import Field

@@ -1,8 +1,6 @@
 """The events of a stream with ``return_events``: what each service did, as it happens;
 gateway/answer/event_schemas.py declares each event."""
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Callable
 from typing import Any, Literal

@@ -1,7 +1,5 @@
 """The figures of an answer: its ``usage``, ``hippo`` and ``metrics`` objects."""
 
-from __future__ import annotations
-
 from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field

@@ -1,7 +1,5 @@
 """How one request is decoded: its policy and the choice of visual tokens."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from hippo.speculation.estimates import PairTimes

@@ -1,7 +1,5 @@
 """The record of one completion, and the ``hippo`` and ``metrics`` objects computed from it."""
 
-from __future__ import annotations
-
 import itertools
 import time
 from dataclasses import dataclass, field

@@ -1,8 +1,6 @@
 """The text of one answer, decoded verdict by verdict and cut at the first stop string, with the
 log-probabilities of its tokens in OpenAI's shape."""
 
-from __future__ import annotations
-
 import codecs
 from collections import deque
 from collections.abc import Iterator, Sequence

@@ -1,7 +1,5 @@
 """Translates a request's fields about videos and images: their sources, frames and sizes."""
 
-from __future__ import annotations
-
 import dataclasses
 import hashlib
 from collections.abc import Iterator, Sequence

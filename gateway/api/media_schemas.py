@@ -1,7 +1,5 @@
 """The fields of a request that concern videos and images: their sources and frame sampling."""
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, Literal
@@ -186,7 +184,7 @@ class MediaProcessing(Model):
         return self.given("fps", "num_frames", "min_frames", "max_frames")
 
     @model_validator(mode="after")
-    def _fields_agree(self) -> MediaProcessing:
+    def _fields_agree(self) -> "MediaProcessing":
         others = [name for name in self.frame_fields if name != "num_frames"]
         if self.num_frames is not None and others:
             raise refusal(f"num_frames and {others[0]} exclude each other; give one of them")
@@ -219,7 +217,7 @@ class VideoLoading(Model):
     """Inert: all frames sent as video/jpeg are used."""
 
     @model_validator(mode="after")
-    def _indices_ascend(self) -> VideoLoading:
+    def _indices_ascend(self) -> "VideoLoading":
         indices = self.frames_indices or ()
         ascends = all(a < b for a, b in itertools.pairwise(indices))
         if indices and not (ascends and 0 <= indices[0] and indices[-1] < 2**31):

@@ -4,8 +4,6 @@ A value that would not change the answer on their servers is taken, and any othe
 the reason. Unknown fields are refused too (``gateway.api.media_schemas.Model``).
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The OpenAPI description (/openapi.json): FastAPI's, with errors, headers and streams."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from fastapi import FastAPI

@@ -4,8 +4,6 @@ Chat completions are written by ``gateway.api.sse`` without these models, for sp
 serve the OpenAPI description, and tests check real answers against them.
 """
 
-from __future__ import annotations
-
 from typing import Literal
 
 from pydantic import Field

@@ -4,8 +4,6 @@ A field takes effect or is refused by name; gateway.api.neutral has the values t
 hippo.base.validation checks the ranges of sampling values.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, Literal
 
@@ -78,7 +76,7 @@ class StreamOptions(Model):
     """Inert; nothing is added to the chunks."""
 
     @model_validator(mode="after")
-    def _usage_is_wanted(self) -> StreamOptions:
+    def _usage_is_wanted(self) -> "StreamOptions":
         if self.continuous_usage_stats and not self.include_usage:
             raise refusal(
                 "continuous_usage_stats needs include_usage: set include_usage to true as well"
@@ -218,7 +216,7 @@ class ChatCompletionRequest(StructuredFields):
         return value
 
     @model_validator(mode="after")
-    def _fields_go_together(self) -> ChatCompletionRequest:
+    def _fields_go_together(self) -> "ChatCompletionRequest":
         if len({self.max_tokens, self.max_completion_tokens} - {None}) > 1:
             raise refusal_of("max_completion_tokens", "and max_tokens differ; give only one")
         for name in ("stream_options", "return_events"):

@@ -1,7 +1,5 @@
 """JSON of chat completions: whole answers, and the server-sent events of a stream."""
 
-from __future__ import annotations
-
 import json
 import time
 import uuid

@@ -1,7 +1,5 @@
 """The objects that all routes share, as a FastAPI dependency."""
 
-from __future__ import annotations
-
 import asyncio
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass

@@ -4,8 +4,6 @@ The gateway tries a grammar before it reads media, with bytes as tokens; the ser
 their tokenizer, and compile it.
 """
 
-from __future__ import annotations
-
 import asyncio
 import json
 from collections.abc import Mapping
@@ -27,7 +25,7 @@ if TYPE_CHECKING:
 MAX_CHOICES = 1024
 MAX_NAME_LENGTH = 256
 # Where any white space is allowed, some models write it without end. A schema may say otherwise.
-_ON_ONE_LINE: JsonCompileOptions = {
+_ON_ONE_LINE: "JsonCompileOptions" = {
     "whitespace_flexible": False,
     "item_separator": ", ?",
     "key_separator": ": ?",
@@ -58,7 +56,7 @@ class ResponseFormat(Model):
     json_schema: JsonSchemaFormat | None = None
 
     @model_validator(mode="after")
-    def _has_its_schema(self) -> ResponseFormat:
+    def _has_its_schema(self) -> "ResponseFormat":
         if (self.type == "json_schema") != (self.json_schema is not None):
             raise refusal(
                 "the type json_schema needs the field json_schema, and other types cannot have it"
@@ -95,7 +93,7 @@ class StructuredFields(Model):
     """The answer is one of these; vLLM's earlier name."""
 
     @model_validator(mode="after")
-    def _one_constrains(self) -> StructuredFields:
+    def _one_constrains(self) -> "StructuredFields":
         fields = [field for field, *_ in _constraints(self)]
         if len(fields) > 1:
             raise refusal_of(fields[1], f"and {fields[0]} both constrain the answer; give one")

@@ -1,8 +1,6 @@
 """Translates a request's fields to the services' protocol and to its plan of speculative decoding,
 and the fields named in the services' errors back to the client's names."""
 
-from __future__ import annotations
-
 import hashlib
 import itertools
 import re

@@ -7,8 +7,6 @@ without a draft, pauses of the adaptive policy); in addition, a small share of r
 target-only. Steps grow with the context, so they are averaged by context length.
 """
 
-from __future__ import annotations
-
 import itertools
 from bisect import bisect_left
 from dataclasses import dataclass

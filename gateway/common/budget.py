@@ -1,7 +1,5 @@
 """The bytes of requests that the gateway holds in memory: bodies, data: URLs and fetched media."""
 
-from __future__ import annotations
-
 from collections import Counter
 
 from gateway.common.errors import RefusedError

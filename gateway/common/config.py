@@ -1,7 +1,5 @@
 """Settings of the gateway: flags, or the environment with the prefix HIPPO_GATEWAY."""
 
-from __future__ import annotations
-
 import re
 from dataclasses import dataclass
 from typing import Literal

@@ -1,7 +1,5 @@
 """Answers failures with OpenAI's object: {"error": {"message", "type", "param", "code"}}."""
 
-from __future__ import annotations
-
 import logging
 import math
 import re

@@ -13,8 +13,6 @@ SHA-256 of a key instead of the key itself, and limits for each key:
     visual_tokens_per_minute = 200000
 """
 
-from __future__ import annotations
-
 import hashlib
 import hmac
 import re
@@ -98,7 +96,7 @@ class Allowance:
         self._requests = _Bucket(limits.requests_per_minute, now_s)
         self._visual_tokens = _Bucket(limits.visual_tokens_per_minute, now_s)
 
-    def admit(self) -> Admission:
+    def admit(self) -> "Admission":
         """Counts a request, whose body is not read yet, as running until it is released.
 
         Raises RateLimitedError when a limit is reached.
@@ -141,7 +139,7 @@ class Admission:
         self._num_running = 0
         self._add(1)
 
-    def __enter__(self) -> Admission:
+    def __enter__(self) -> "Admission":
         return self
 
     def __exit__(self, *error: object) -> None:

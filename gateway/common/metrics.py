@@ -4,8 +4,6 @@ An answer is added to the metrics when it ends (gateway/answer/account.py), so t
 nothing for metrics; only the gauges of running and waiting requests are updated at once.
 """
 
-from __future__ import annotations
-
 import time
 from collections.abc import Collection, Iterator, Mapping
 from typing import Any

@@ -1,7 +1,5 @@
 """Bounds connections in all and from one address, and the time for a request's head."""
 
-from __future__ import annotations
-
 import asyncio
 import logging
 import resource

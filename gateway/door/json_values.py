@@ -1,7 +1,5 @@
 """Counts the values of a JSON text as it comes, so that a body of millions is never parsed."""
 
-from __future__ import annotations
-
 import re
 
 _STRING = re.compile(rb'"(?:[^"\\]++|\\.)*+"', re.DOTALL)

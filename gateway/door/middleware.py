@@ -1,7 +1,5 @@
 """Middleware of all requests: request id, API key, body limit and access log."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import functools

@@ -5,8 +5,6 @@ forms and scripts' requests (which tell their ``Origin``), and it may let a name
 this machine, which makes the gateway's answers its own (DNS rebinding; the ``Host`` tells).
 """
 
-from __future__ import annotations
-
 import ipaddress
 from collections.abc import Collection
 from urllib.parse import urlsplit

@@ -1,7 +1,5 @@
 """Fetches media over http(s) without giving clients access to the operator's network (SSRF)."""
 
-from __future__ import annotations
-
 import asyncio
 import ipaddress
 import socket

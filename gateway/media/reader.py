@@ -4,8 +4,6 @@ A file on disk goes to the services by its path if they can open it, and otherwi
 bytes of one request are limited to what one gRPC message may carry.
 """
 
-from __future__ import annotations
-
 import asyncio
 import base64
 import binascii

@@ -1,7 +1,5 @@
 """Uploaded videos: kept on disk until they expire, so that several requests can name their ids."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import errno

@@ -9,8 +9,6 @@ preferred on the target's host, and otherwise chosen by hash among the drafts th
 service that has failed is not chosen until it serves again.
 """
 
-from __future__ import annotations
-
 import asyncio
 from typing import Any
 

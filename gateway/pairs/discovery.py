@@ -1,7 +1,5 @@
 """The services of one kind: those at given addresses, and those that DNS names list."""
 
-from __future__ import annotations
-
 import asyncio
 import logging
 import socket

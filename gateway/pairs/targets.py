@@ -1,7 +1,5 @@
 """A target service with the drafts that fit it, and the pair that serves a request."""
 
-from __future__ import annotations
-
 import asyncio
 import hashlib
 import logging

@@ -1,7 +1,5 @@
 """The bytes that each token stands for, from which text is put together."""
 
-from __future__ import annotations
-
 import re
 
 from tokenizers import Tokenizer

@@ -1,7 +1,5 @@
 """Watches the health and the load of one service."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import logging

@@ -1,8 +1,6 @@
 """Reads a settings dataclass: a flag overrides an environment variable, which overrides the
 default."""
 
-from __future__ import annotations
-
 import argparse
 import dataclasses
 import math
@@ -98,7 +96,7 @@ def load_settings(
     return cls(**values)
 
 
-def check_ranges(settings: DataclassInstance) -> None:
+def check_ranges(settings: "DataclassInstance") -> None:
     """Raises SettingsError for a number outside its setting's bounds; None and auto are allowed."""
     for spec in dataclasses.fields(settings):
         value = getattr(settings, spec.name)

@@ -1,7 +1,5 @@
 """Packages that only some commands need: the extras of pyproject.toml."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import contextmanager
 

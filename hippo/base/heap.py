@@ -1,7 +1,5 @@
 """The C library's heap."""
 
-from __future__ import annotations
-
 import contextlib
 import ctypes
 

@@ -1,7 +1,5 @@
 """Files that requests name by path, under the directories that the operator allows."""
 
-from __future__ import annotations
-
 import os
 import stat
 from collections.abc import Iterable, Iterator, Sequence

@@ -1,7 +1,5 @@
 """Structured logs with request ids: each record is one JSON object or one readable line."""
 
-from __future__ import annotations
-
 import contextvars
 import json
 import logging

@@ -1,7 +1,5 @@
 """Helpers for parent and child processes."""
 
-from __future__ import annotations
-
 import os
 import threading
 from collections.abc import Callable

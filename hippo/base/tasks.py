@@ -1,7 +1,5 @@
 """Tasks that end together when one fails, and errors that keep nothing alive."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Coroutine, Iterable, Sequence
 from traceback import clear_frames

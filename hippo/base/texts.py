@@ -1,7 +1,5 @@
 """Bounds texts before they are tokenized whole: by their length, then by counting in pieces."""
 
-from __future__ import annotations
-
 import asyncio
 import logging
 from collections.abc import Iterator, Sequence

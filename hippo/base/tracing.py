@@ -5,8 +5,6 @@ hippo knows). The current span is a context variable: a task that a request star
 span, and ``Span.headers`` carries it to another process.
 """
 
-from __future__ import annotations
-
 import contextlib
 import contextvars
 import os
@@ -117,7 +115,7 @@ class Span:
 
         return Context() if self._recorded is None else set_span_in_context(self._recorded)
 
-    def start_child(self, name: str, *, kind: str, attributes: Mapping[str, Any]) -> Span:
+    def start_child(self, name: str, *, kind: str, attributes: Mapping[str, Any]) -> "Span":
         """Returns a child that the caller ends; ``kind`` as for ``span``."""
         return NO_SPAN if self._recorded is None else _start(name, kind, attributes, self)
 

@@ -1,7 +1,5 @@
 """Range checks of request values for the gateway and the services; standard library only."""
 
-from __future__ import annotations
-
 from hippo.errors import InvalidRequestError
 from hippo.types import SamplingParams
 

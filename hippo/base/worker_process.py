@@ -5,8 +5,6 @@ A message is one line of JSON, with an optional descriptor: for instance, the de
 in memory that both processes share. All calls block.
 """
 
-from __future__ import annotations
-
 import contextlib
 import json
 import mmap
@@ -54,7 +52,7 @@ class ForkServer:
         """None if it does not run."""
         return None if self._process is None else self._process.pid
 
-    def fork(self, *, timeout_s: float | None = None) -> ForkedWorker:
+    def fork(self, *, timeout_s: float | None = None) -> "ForkedWorker":
         """Returns a new worker, which need not be ready, and whose messages must come within
         ``timeout_s``. Raises UnavailableError if this is closed."""
         with self._lock:
@@ -75,7 +73,7 @@ class ForkServer:
                 ours.settimeout(timeout_s + _START_S * (self._process is not before))
             return ForkedWorker(ours, self._process, timeout_s)
 
-    def give_up(self, worker: ForkedWorker) -> None:
+    def give_up(self, worker: "ForkedWorker") -> None:
         """Ends the process that was to fork a worker whose start failed, if it is still used: the
         next worker starts another process."""
         with self._lock:

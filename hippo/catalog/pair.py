@@ -1,7 +1,5 @@
 """Checks whether a draft and a target can work together; without torch, for the gateway."""
 
-from __future__ import annotations
-
 from hippo.catalog.public_models import PUBLIC_CONFIGS
 from hippo.catalog.shapes import find_shape
 from hippo.errors import IncompatiblePairError

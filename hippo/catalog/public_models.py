@@ -1,8 +1,6 @@
 """What is known of the model families without their files: the shapes of their vision towers, and
 the configurations of public models. Standard library only."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace

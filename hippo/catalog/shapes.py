@@ -1,7 +1,5 @@
 """Reads a model's shape from its configuration alone; standard library only."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping
 from dataclasses import replace

@@ -5,8 +5,6 @@ products' weights and the KV cache are counted; activations have a margin (``wor
 the longest prompt's run at the start of a service tests (hippo.engine.warmup).
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -99,7 +97,7 @@ class ModelShape:
     layer_bits: float | None = None  # for a layer's weight with its scales; None: not quantised
     experts: Experts | None = None
 
-    def first_layers(self, num_layers: int) -> ModelShape:
+    def first_layers(self, num_layers: int) -> "ModelShape":
         """Returns the shape of the model's first layers, with embeddings and tower."""
         share = num_layers / self.num_layers
         shared = round(share * self.num_shared_parameters)

@@ -5,8 +5,6 @@ Each command is a module of its name, here or in ``hippo.lab.commands``, with th
 exit code.
 """
 
-from __future__ import annotations
-
 import argparse
 import importlib
 import signal

@@ -1,8 +1,6 @@
 """``hippo ask``: asks one question, streams the answer, and prints its figures; with ``--compare``
 times it with and without the draft, and prints the speedup."""
 
-from __future__ import annotations
-
 import argparse
 import json
 import os

@@ -1,7 +1,5 @@
 """``hippo caption``: asks one question about every video of a folder; a JSON line for each."""
 
-from __future__ import annotations
-
 import argparse
 import hashlib
 import json

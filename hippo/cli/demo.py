@@ -1,7 +1,5 @@
 """``hippo demo``: starts the bundled pair, asks about a clip, and measures the speedup."""
 
-from __future__ import annotations
-
 import argparse
 import contextlib
 import os

@@ -6,8 +6,6 @@ mean run length under 4, mean that draft and target are badly aligned; a high ac
 speedup under 1.5 means that scheduling or transport is the problem.
 """
 
-from __future__ import annotations
-
 import argparse
 import enum
 import math
@@ -85,7 +83,7 @@ def run(arguments: argparse.Namespace) -> int:
     return exit_code
 
 
-def _fetch(client: httpx.Client) -> Readings:
+def _fetch(client: httpx.Client) -> "Readings":
     try:
         response = client.get("/metrics")
     except httpx.HTTPError as error:
@@ -115,7 +113,7 @@ class Readings:
 
     values: Mapping[tuple[str, Labels], float]
 
-    def since(self, earlier: Readings) -> Readings:
+    def since(self, earlier: "Readings") -> "Readings":
         """Returns the growth of the counters since ``earlier``, with the gauges unchanged."""
         grown = {
             key: value - earlier.values.get(key, 0.0)

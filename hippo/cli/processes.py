@@ -1,7 +1,5 @@
 """A child process; a thread reads its output line by line."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """``hippo ask --record``: an answer, the target's alone and the kept tokens as one HTML file."""
 
-from __future__ import annotations
-
 import base64
 import datetime
 import io

@@ -1,7 +1,5 @@
 """Draft, target and gateway as child processes on this machine."""
 
-from __future__ import annotations
-
 import argparse
 import itertools
 import json
@@ -115,7 +113,7 @@ class Stack:
             "gateway": options.port,
         }
 
-    def __enter__(self) -> Stack:
+    def __enter__(self) -> "Stack":
         return self
 
     def __exit__(self, *exc_info: object) -> None:

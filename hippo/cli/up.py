@@ -1,7 +1,5 @@
 """``hippo up``: runs draft, target and gateway on this machine until Ctrl-C."""
 
-from __future__ import annotations
-
 import argparse
 import os
 import re

@@ -1,7 +1,5 @@
 """A streamed chat completion with the arrival time of each piece of text."""
 
-from __future__ import annotations
-
 import itertools
 import json
 from collections.abc import Mapping, Sequence

@@ -1,7 +1,5 @@
 """Figures of answers: means with intervals, percentiles, a row per system."""
 
-from __future__ import annotations
-
 import math
 import random
 import statistics

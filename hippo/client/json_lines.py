@@ -1,7 +1,5 @@
 """A JSONL file to which lines are appended, and with which stopped work goes on."""
 
-from __future__ import annotations
-
 import json
 import os
 from collections.abc import Callable, Iterator, Mapping

@@ -1,7 +1,5 @@
 """Latency of one question at a time; all systems take turns, so machine drift affects all alike."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace

@@ -1,7 +1,5 @@
 """Questions, and requests with the fields that a server takes."""
 
-from __future__ import annotations
-
 import base64
 import json
 import mimetypes

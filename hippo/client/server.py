@@ -1,7 +1,5 @@
 """Any OpenAI-compatible server: its address, its models, and streamed answers."""
 
-from __future__ import annotations
-
 import io
 import json
 import ssl
@@ -72,7 +70,7 @@ class Server:
         path = urlsplit(self.url).path.rstrip("/")
         return path if path.endswith("/v1") else path + "/v1"
 
-    def connect(self) -> Connection:
+    def connect(self) -> "Connection":
         return Connection(self)
 
     def models(self) -> list[str]:

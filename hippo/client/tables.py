@@ -1,7 +1,5 @@
 """Tables of figures, and progress bars for the terminal."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 

@@ -1,7 +1,5 @@
 """Videos too large for a request: uploaded to a hippo gateway, and asked about by their id."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator
 from contextlib import closing, contextmanager, nullcontext, suppress

@@ -1,8 +1,6 @@
 """The steps of one forward: the masks before it, and the sampling of all tokens after it with one
 wait for the device."""
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Callable, Sequence
 from typing import NamedTuple

@@ -1,7 +1,5 @@
 """Caches bounded in bytes, which drop the least recently used values first."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Hashable
 from typing import Generic, TypeVar
 

@@ -1,7 +1,5 @@
 """CPU affinity of a process, and the number of threads that torch uses in it."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import threading

@@ -1,7 +1,5 @@
 """The thread that does all device work, and the inbox through which the event loop reaches it."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import queue

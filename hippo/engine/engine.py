@@ -12,8 +12,6 @@ sequence's core decides which ids are fed and which messages are sent
 (:mod:`hippo.speculation.core`).
 """
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Callable
 from functools import partial

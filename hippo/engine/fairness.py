@@ -1,7 +1,5 @@
 """Shares the device's time between waiting sequences (in prefill) and running ones (in decode)."""
 
-from __future__ import annotations
-
 from collections.abc import Collection
 
 _WEIGHT = 4.0  # device time of a waiting sequence relative to a running one

@@ -1,7 +1,5 @@
 """Compiles the grammars of requests, after a trial of what they cost."""
 
-from __future__ import annotations
-
 import asyncio
 import logging
 from concurrent.futures import ThreadPoolExecutor

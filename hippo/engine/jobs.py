@@ -5,8 +5,6 @@ after queuing a forward, it waits for the last piece. Therefore each piece is ch
 time, at most one piece delays a forward, and the device always has queued work.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 from time import perf_counter_ns

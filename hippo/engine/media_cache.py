@@ -4,8 +4,6 @@ The content's name is the file's path, size and time of change, else the client'
 SHA-256. Concurrent requests with the same key share one decoding.
 """
 
-from __future__ import annotations
-
 import asyncio
 from dataclasses import dataclass, replace
 from typing import Protocol

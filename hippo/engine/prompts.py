@@ -1,7 +1,5 @@
 """Turns a request into a prompt (decode, pre-process, check), outside the device thread."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor

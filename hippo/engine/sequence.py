@@ -1,7 +1,5 @@
 """One sequence, from its stream's opening to its end."""
 
-from __future__ import annotations
-
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Generator, Iterable, Sequence
 from dataclasses import dataclass
@@ -51,14 +49,14 @@ class SequenceHost(Protocol):
     def is_alone(self) -> bool:
         """Whether there is one sequence."""
 
-    def start_job(self, sequence: EngineSequence, job: Job) -> None:
+    def start_job(self, sequence: "EngineSequence", job: Job) -> None:
         """Queues device work whose pieces run between two forwards."""
 
-    def emit_message(self, sequence: EngineSequence, message: Any) -> None:
+    def emit_message(self, sequence: "EngineSequence", message: Any) -> None:
         """Sends a message on the sequence's stream."""
 
     def take_over_rows(
-        self, sequence: EngineSequence, rows: CachedRows, *, most: int | None = None
+        self, sequence: "EngineSequence", rows: CachedRows, *, most: int | None = None
     ) -> int:
         """Begins a prefill of ``rows``; returns how many of the rows the slot already holds.
 
@@ -69,7 +67,7 @@ class SequenceHost(Protocol):
 
     def finish_prefill(
         self,
-        sequence: EngineSequence,
+        sequence: "EngineSequence",
         logits: torch.Tensor,
         *,
         rows: CachedRows,

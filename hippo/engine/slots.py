@@ -12,8 +12,6 @@ Of the sequences in the queue only the first few read their prompts; the others 
 media, but the bytes of files that the service does not open by path.
 """
 
-from __future__ import annotations
-
 import asyncio
 from collections import Counter
 from collections.abc import Iterator
@@ -59,7 +57,7 @@ class SlotPool:
 
     def reserve_slot(
         self, num_bytes: int = 0, *, client: str = "", may_wait: bool = True
-    ) -> Reservation:
+    ) -> "Reservation":
         """Reserves a slot, or, if the caller ``may_wait``, a place in the queue for a request of
         ``client`` with ``num_bytes`` bytes of media; raises OverloadedError if neither is free."""
         reservation = Reservation(self, num_bytes, client)
@@ -94,7 +92,7 @@ class SlotPool:
                 best, best_length = index, length
         return best, self._free.pop(best)
 
-    def end_reservation(self, reservation: Reservation, held: CachedRows) -> None:
+    def end_reservation(self, reservation: "Reservation", held: CachedRows) -> None:
         """Frees the slot or place of a reservation; ``held`` are the rows in the slot."""
         if reservation.is_granted:
             self._in_use[reservation.client] -= 1
@@ -111,7 +109,7 @@ class SlotPool:
             self._grant(first)
         self._tell_near()
 
-    def _in_line(self) -> Iterator[Reservation]:
+    def _in_line(self) -> "Iterator[Reservation]":
         """Yields the waiting reservations in the order in which they would get a slot now."""
         waiting, in_use = list(self._waiting), self._in_use.copy()
         while waiting:
@@ -120,7 +118,7 @@ class SlotPool:
             in_use[first.client] += 1
             yield first
 
-    def _grant(self, reservation: Reservation) -> None:
+    def _grant(self, reservation: "Reservation") -> None:
         self._num_granted += 1
         self._in_use[reservation.client] += 1
         reservation.grant()

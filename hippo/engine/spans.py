@@ -1,7 +1,5 @@
 """The spans of a stream's device work, made after it from times that are measured anyway."""
 
-from __future__ import annotations
-
 from collections import Counter
 from dataclasses import dataclass
 from time import perf_counter_ns

@@ -1,7 +1,5 @@
 """Counters of an engine."""
 
-from __future__ import annotations
-
 from bisect import bisect_left
 from dataclasses import dataclass, field
 

@@ -1,7 +1,5 @@
 """A first prompt and first forwards, so that one-time costs do not delay a request."""
 
-from __future__ import annotations
-
 import asyncio
 import logging
 import math

@@ -1,7 +1,5 @@
 """What one grammar may cost, for the process that tries it and for the service that uses it."""
 
-from __future__ import annotations
-
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 
 QUICK_CPU_S = 0.1

@@ -4,8 +4,6 @@ A grammar that is not compiled in ``QUICK_CPU_S`` is tried again with the whole 
 at a time, so that no ordinary grammar waits longer for a costly one.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import hashlib

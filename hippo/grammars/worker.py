@@ -9,8 +9,6 @@ The kernel ends a child that exceeds its time or memory. As the tokenizer is rea
 a child costs some milliseconds. The process has no thread but the first.
 """
 
-from __future__ import annotations
-
 import os
 import resource
 import signal

@@ -4,8 +4,6 @@ recorders, editors and the web make. A reader that is left out cannot be attacke
 docs/api.md has the same lists, which a test compares.
 """
 
-from __future__ import annotations
-
 # Only containers that hold their media themselves; a playlist could name other files or URLs.
 CONTAINERS = {
     "mp4, mov, 3gp": "mov,mp4,3gp,m4v",

@@ -11,8 +11,6 @@ the images. Numbers are little-endian.
 The clip is the video from which the frames were taken; they may be a part of it.
 """
 
-from __future__ import annotations
-
 import itertools
 import struct
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """The operator's limits for one media item; standard library only."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from hippo.errors import MediaError

@@ -4,8 +4,6 @@ The sizes follow qwen-vl-utils (``smart_resize`` and ``fetch_video``), which Qwe
 with: both sides are multiples of a number, and the frames of a video share a budget of pixels.
 """
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 

@@ -4,8 +4,6 @@ The counts and indices follow transformers' Qwen2-VL video processor (``sample_f
 exact: its float32 ``arange`` is sometimes off by one frame, or adds an odd last frame.
 """
 
-from __future__ import annotations
-
 import bisect
 import math
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """What a file is by its first bytes, to say it in errors."""
 
-from __future__ import annotations
-
 import re
 
 HEAD_BYTES = 512  # that are enough

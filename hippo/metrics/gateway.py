@@ -1,7 +1,5 @@
 """The gateway's metrics of itself and of speculation that vLLM does not have."""
 
-from __future__ import annotations
-
 import enum
 
 from hippo.metrics.spec import Label, Metric, counter, gauge, histogram

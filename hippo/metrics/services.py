@@ -1,7 +1,5 @@
 """The metrics that draft and target service each export of their own device."""
 
-from __future__ import annotations
-
 from hippo.metrics.spec import Label, Metric, counter, gauge, histogram
 
 # Upper bounds of histogram buckets.

@@ -1,7 +1,5 @@
 """The definition of a metric, and its Prometheus collector."""
 
-from __future__ import annotations
-
 import enum
 import itertools
 from dataclasses import dataclass

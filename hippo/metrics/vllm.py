@@ -1,7 +1,5 @@
 """The metrics with vLLM's names and meanings, which dashboards and `vllm bench serve` read."""
 
-from __future__ import annotations
-
 from hippo.metrics.spec import Label, Metric, counter, gauge, histogram
 
 MODEL_NAME = Label("model_name", bound="the served model")

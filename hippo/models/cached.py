@@ -1,7 +1,5 @@
 """The model of every family: slots, prefill by layer groups and chunks, forward."""
 
-from __future__ import annotations
-
 import itertools
 import logging
 from collections.abc import Generator, Iterator, Sequence

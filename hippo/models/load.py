@@ -1,7 +1,5 @@
 """Loads a model by name: load_model and the registry of families."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from functools import partial
 from types import MappingProxyType
@@ -43,7 +41,7 @@ _READ_FROM, _READ_TO = 0.1, 0.8  # the part of "loading" in which weights are re
 
 
 def load_model(
-    plan: LoadPlan, *, progress: Progress | None = None, shards: Shards | None = None
+    plan: LoadPlan, *, progress: Progress | None = None, shards: "Shards | None" = None
 ) -> VideoLanguageModel:
     """Loads a checkpoint from a folder or the Hugging Face hub, ready to serve: all choices are
     made, then the weights are read, then the model is built.
@@ -59,7 +57,7 @@ def load_model(
 
 
 def load_parts(
-    plan: LoadPlan, *, progress: Progress | None = None, shards: Shards | None = None
+    plan: LoadPlan, *, progress: Progress | None = None, shards: "Shards | None" = None
 ) -> tuple[Pretrained, Family]:
     """Returns what load_model makes a model of: the loaded checkpoint, and its family."""
     report = progress or (lambda _stage, _share: None)

@@ -4,8 +4,6 @@ The page's files lie beside this module. A recording needs no server and loads n
 its style sheet and its data stand in the file itself.
 """
 
-from __future__ import annotations
-
 import base64
 import hashlib
 import json

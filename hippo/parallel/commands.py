@@ -14,8 +14,6 @@ Every rank runs the same device work in the same order:
 Only rank 0 runs the vision tower. It broadcasts the visual embeddings, and sends no pixels.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 
 import torch

@@ -4,8 +4,6 @@ Its stdin closes when rank 0 ends for any reason. This process then exits immedi
 blocked collective.
 """
 
-from __future__ import annotations
-
 import contextlib
 import logging
 import shutil

@@ -1,7 +1,5 @@
 """Rank 0's control of the followers' processes: start, commands, supervision, end."""
 
-from __future__ import annotations
-
 import contextlib
 import logging
 import pickle

@@ -8,8 +8,6 @@ hidden, rotary, added of chunk 0 ────►   runs its layers
 Abandon ───────── pipe ──────────────►   computes nothing more, and sends what is expected
 """
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 

@@ -1,7 +1,5 @@
 """Loading a model with a prefill helper, and ending the helper's process."""
 
-from __future__ import annotations
-
 import logging
 import tempfile
 import threading

@@ -8,8 +8,6 @@ to its own cache. After the prefill the model has all that it would have compute
 helper does not send in time, the model computes.
 """
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Callable, Generator
 from dataclasses import dataclass, field, replace
@@ -89,7 +87,7 @@ class HelpedModel(CachedModel):
         )
 
     def _prefill_with_help(
-        self, state: _HelpedPrefill, prompt: Prompt, help: PrefillHelp
+        self, state: "_HelpedPrefill", prompt: Prompt, help: PrefillHelp
     ) -> Generator[torch.Tensor | None]:
         try:
             for index in range(len(state.chunks)):
@@ -118,7 +116,7 @@ class HelpedModel(CachedModel):
         visual: torch.Tensor | None,
         tap: AttentionTap | None,
         num_reused: int,
-    ) -> _HelpedPrefill:
+    ) -> "_HelpedPrefill":
         hidden, rotary, added = self._prompt_rows(prompt, visual, None, 0)
         num_rows = hidden.shape[0]
         self._begin_slot(slot, prompt, num_rows)
@@ -161,7 +159,7 @@ class HelpedModel(CachedModel):
             help=helper.begin(command, inputs),
         )
 
-    def _wait_for_chunk(self, state: _HelpedPrefill, index: int) -> Generator[None]:
+    def _wait_for_chunk(self, state: "_HelpedPrefill", index: int) -> Generator[None]:
         """Waits until the helper has sent a chunk, but no longer than its layers would take here
         for the rows that are left: going on alone then costs as much again at most."""
         patience_s = self.patience_s(state, index)
@@ -174,12 +172,12 @@ class HelpedModel(CachedModel):
                 state.give_up()
             yield None
 
-    def patience_s(self, state: _HelpedPrefill, index: int) -> float:
+    def patience_s(self, state: "_HelpedPrefill", index: int) -> float:
         """Returns how long to wait for a chunk."""
         num_left = state.hidden.shape[0] - state.chunks[index][0].start
         return self._speed.seconds_for(num_left, state.helper.num_layers)
 
-    def _take_chunk(self, state: _HelpedPrefill, timeout_s: float = 0.0) -> bool:
+    def _take_chunk(self, state: "_HelpedPrefill", timeout_s: float = 0.0) -> bool:
         """Takes over what the helper has computed of its next chunk, if it has come."""
         help_ = state.help
         buffer = None if help_ is None else state.helper.take(help_, timeout_s)
@@ -203,7 +201,7 @@ class HelpedModel(CachedModel):
             state.helper.give_back(buffer)
         return True
 
-    def _run_layers_from(self, first: int, state: _HelpedPrefill, index: int) -> Generator[None]:
+    def _run_layers_from(self, first: int, state: "_HelpedPrefill", index: int) -> Generator[None]:
         """Runs a chunk through the layers from ``first`` on: all, or those behind the helper's."""
         rows, step = state.chunks[index]
         hidden, rotary = state.hidden[rows], state.rotary[rows]

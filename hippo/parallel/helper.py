@@ -4,8 +4,6 @@ prompts, chunk by chunk, while the target runs the other layers.
 It keeps no prompt: its only slot is written anew by each.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 from multiprocessing.connection import Connection
 from typing import Any

@@ -1,7 +1,5 @@
 """The model's end of its link to a prefill helper."""
 
-from __future__ import annotations
-
 import contextlib
 import itertools
 import queue

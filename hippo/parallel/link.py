@@ -1,7 +1,5 @@
 """Transfers of tensors between a model and its prefill helper, by torch.distributed."""
 
-from __future__ import annotations
-
 from datetime import timedelta
 from typing import Any
 

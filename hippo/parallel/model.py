@@ -1,7 +1,5 @@
 """A model shared among ranks: rank 0's interface, and the command loop of the followers."""
 
-from __future__ import annotations
-
 import contextlib
 import itertools
 from collections.abc import Callable, Generator, Iterator

@@ -1,7 +1,5 @@
 """Loading a model on several devices, and ending its processes."""
 
-from __future__ import annotations
-
 import contextlib
 import logging
 import tempfile

@@ -4,8 +4,6 @@ All functions are pure. Visual tokens are flattened, video after video, each in 
 row, column. Scores stay on the device of their input, and no function waits for the device.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from typing import Literal
 

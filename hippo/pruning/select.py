@@ -1,7 +1,5 @@
 """Strategies that choose the visual tokens that the draft sees."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 

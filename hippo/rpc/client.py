@@ -1,7 +1,5 @@
 """Clients of the draft and the target service, with values of hippo.types and HippoErrors."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Callable
 from functools import partial
@@ -70,7 +68,7 @@ class ClientStream(Generic[SentT, ReceivedT]):
         self._incoming: StreamQueue[Any] = StreamQueue()
         self._outgoing.put_item(opening)
 
-    async def __aenter__(self) -> ClientStream[SentT, ReceivedT]:
+    async def __aenter__(self) -> "ClientStream[SentT, ReceivedT]":
         self._span = current_span().start_child(
             self._attributes["rpc.method"], kind="client", attributes=self._attributes
         )
@@ -109,7 +107,7 @@ class ClientStream(Generic[SentT, ReceivedT]):
             raise await self._error()
         self._outgoing.put_item(codec.wrap(self._envelope, message))
 
-    def __aiter__(self) -> ClientStream[SentT, ReceivedT]:
+    def __aiter__(self) -> "ClientStream[SentT, ReceivedT]":
         return self
 
     async def __anext__(self) -> ReceivedT:

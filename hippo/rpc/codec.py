@@ -6,8 +6,6 @@ fields to the message's field of the same name. Enumeration members are matched 
 messages of two fields, and a field that is not set gives the value's default.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import enum
 import typing

@@ -3,8 +3,6 @@
 An InvalidRequestError names the field in the protocol's spelling.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import replace

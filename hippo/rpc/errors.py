@@ -4,8 +4,6 @@ The status code gives the kind of failure. Trailing metadata names the exact cla
 field, so that a client in another process raises the same error as the service.
 """
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Callable, Coroutine, Iterable
 from functools import wraps

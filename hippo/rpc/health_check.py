@@ -4,8 +4,6 @@ For containers and orchestrators without a probe of their own. ``HOST:PORT`` is 
 the standard gRPC health service, ``http://...`` by a GET that must return status 200.
 """
 
-from __future__ import annotations
-
 import argparse
 import sys
 import urllib.error

@@ -1,7 +1,5 @@
 """gRPC options and TLS credentials of clients and servers."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from pathlib import Path
 

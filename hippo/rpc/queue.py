@@ -1,7 +1,5 @@
 """A queue between producers and the consumer of a stream."""
 
-from __future__ import annotations
-
 import asyncio
 from collections import deque
 from typing import Generic, TypeVar
@@ -42,7 +40,7 @@ class StreamQueue(Generic[ItemT]):
         self._is_closed = False
         self.close(error)
 
-    def __aiter__(self) -> StreamQueue[ItemT]:
+    def __aiter__(self) -> "StreamQueue[ItemT]":
         return self
 
     async def __anext__(self) -> ItemT:

@@ -1,7 +1,5 @@
 """A gRPC server with health, reflection, limits and TLS."""
 
-from __future__ import annotations
-
 import ipaddress
 import logging
 

@@ -5,8 +5,6 @@ filters, so they do not depend on the sampling parameters (vLLM's default, ``raw
 are computed only for sequences that ask for them.
 """
 
-from __future__ import annotations
-
 import itertools
 from array import array
 from collections.abc import Iterable, Iterator

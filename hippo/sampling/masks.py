@@ -6,8 +6,6 @@ that would take longer than the forward are computed before it, on another threa
 for them.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor

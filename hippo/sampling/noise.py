@@ -5,8 +5,6 @@ that their product with an unsigned word fits into int64, and a mask extracts th
 (Word mixing: C. Wellons, "hash prospector", lowbias32; key mixing: splitmix64.)
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import torch

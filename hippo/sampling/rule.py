@@ -1,7 +1,5 @@
 """The token rule as pure functions on tensors: penalties and bias, temperature, filters, choice."""
 
-from __future__ import annotations
-
 import math
 
 import torch

@@ -1,7 +1,5 @@
 """The token rule for one sequence, which caches token counts and noise between steps."""
 
-from __future__ import annotations
-
 import itertools
 import math
 from collections.abc import Collection, Sequence

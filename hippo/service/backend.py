@@ -1,7 +1,5 @@
 """The parts of a service that need its model."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from hippo.base.local_files import LocalFiles

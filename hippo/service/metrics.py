@@ -1,7 +1,5 @@
 """Prometheus metrics of an engine, computed from its counters at each scrape."""
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Iterator
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """The process of a service: CPU affinity, logs, model, signals, exit code."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import gc

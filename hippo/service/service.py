@@ -1,7 +1,5 @@
 """The life of a service, from binding its port to closing its last stream."""
 
-from __future__ import annotations
-
 import asyncio
 import enum
 import json

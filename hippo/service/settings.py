@@ -1,7 +1,5 @@
 """The settings that both services share."""
 
-from __future__ import annotations
-
 import os
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -234,7 +232,7 @@ class EngineSettings(ProcessSettings):
         """The device of the vision tower."""
         return self.device
 
-    def shared_frames(self) -> SharedFrames | None:
+    def shared_frames(self) -> "SharedFrames | None":
         """Returns the frames shared with another service; raises SettingsError for a folder that
         cannot be made."""
         if not self.shared_frames_dir:

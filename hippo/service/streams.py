@@ -1,7 +1,5 @@
 """The part of both servicers that connects a gRPC stream with a sequence of the engine."""
 
-from __future__ import annotations
-
 import asyncio
 import logging
 from collections import deque

@@ -5,8 +5,6 @@ draft again, and what changes where draft and target share a GPU (``PairTimes.ta
 trial costs nothing to a target on a device of its own.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from hippo.speculation.estimates import Acceptance, Lengths, PairTimes, best_lengths

@@ -5,8 +5,6 @@ sends these *branches* ahead (docs/algorithms.md, "Branches"). Drafting them tak
 run.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field

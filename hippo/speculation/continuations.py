@@ -5,8 +5,6 @@ text repeats itself, one draft forward therefore yields several tokens. This is 
 decoding (Saxena 2023), applied to the draft model instead of the target.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 _LONGEST_MATCH = 3  # tokens; shorter matches are tried after longer ones

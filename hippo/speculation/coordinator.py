@@ -1,7 +1,5 @@
 """The gateway's side of one sequence: relays blocks and verdicts, and sets the pace."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Collection
 from dataclasses import dataclass, field, replace

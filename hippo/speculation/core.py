@@ -14,8 +14,6 @@ messages to send now, in order. ``fed_ids`` are the leading completion ids whose
 KV cache holds; a forward in progress may write after them.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 

@@ -22,8 +22,6 @@ When the run cannot be drafted further before the next commit, steps extend bran
 branch's index on; the run's next step feeds these ids again.
 """
 
-from __future__ import annotations
-
 from collections.abc import Collection, Sequence
 
 from hippo.errors import InvalidRequestError

@@ -3,8 +3,6 @@
 docs/algorithms.md, "Which mode, and who decides", derives the formulas and the constants.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -43,7 +41,7 @@ class Acceptance:
         self._right = prior * weight
         self._all = weight
 
-    def of_next_sequence(self) -> Acceptance:
+    def of_next_sequence(self) -> "Acceptance":
         """Returns the rate of a sequence that begins with this rate. Its prior has the weight of
         all tokens seen here, but no more than a sequence remembers of its own tokens."""
         weight = min(self._all, 1 / (1 - _SEQUENCE_MEMORY))

@@ -10,8 +10,6 @@
 ``adaptive``      chooses by measured times and acceptance (:mod:`hippo.speculation.adaptive`).
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from typing import Literal
 

@@ -4,8 +4,6 @@ The draft makes each choice at all sharpnesses, and proposes that of the sharpne
 most often of late; docs/algorithms.md, "Sharpness", says why.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 

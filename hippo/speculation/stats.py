@@ -1,7 +1,5 @@
 """Counts, times and rates of one sequence's speculation."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 
 from hippo.types import Block, Verdict

@@ -19,8 +19,6 @@ mid-answer, because it begins with an epoch that the verifier has reached or pas
 The output does not depend on epochs (docs/protocol.md).
 """
 
-from __future__ import annotations
-
 from collections.abc import Collection, Sequence
 
 from hippo.speculation.continuations import BrokenRun

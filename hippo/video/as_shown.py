@@ -5,8 +5,6 @@ libswscale maps high dynamic range too, but takes 4 s to prepare for a video, an
 and libplacebo are not in PyAV's FFmpeg; so that is done here, in the size that the model takes.
 """
 
-from __future__ import annotations
-
 from fractions import Fraction
 from functools import cache
 from typing import Any

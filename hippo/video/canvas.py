@@ -1,7 +1,5 @@
 """Turns and resizes the planned frames of an item into the memory that the worker returns."""
 
-from __future__ import annotations
-
 import struct
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -102,7 +100,7 @@ class Orientation:
     reverses_rows: bool = False
 
     @classmethod
-    def of(cls, frame: av.VideoFrame) -> Orientation:
+    def of(cls, frame: av.VideoFrame) -> "Orientation":
         """Returns the orientation by the frame's display matrix (the file's, or the codec's).
 
         The matrix ``(a, b, u, c, d, v, x, y, w)`` shows the pixel at (x, y) at (ax + cy, bx + dy).

@@ -10,8 +10,6 @@ refuses new processes instead. The kernel's calls are made here: libseccomp's bi
 library of the system, the binding of Landlock is at a pre-release, and both are longer than this.
 """
 
-from __future__ import annotations
-
 import ctypes
 import errno
 import os

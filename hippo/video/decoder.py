@@ -1,7 +1,5 @@
 """Decodes untrusted media in worker processes with limited time and memory."""
 
-from __future__ import annotations
-
 import dataclasses
 import fcntl
 import hashlib
@@ -131,7 +129,7 @@ class MediaDecoder:
             await seat.wait_ended()
         self._server.close()
 
-    async def __aenter__(self) -> MediaDecoder:
+    async def __aenter__(self) -> "MediaDecoder":
         await self.start()
         return self
 

@@ -1,7 +1,5 @@
 """Decodes a video file's planned frames with PyAV, inside the worker process."""
 
-from __future__ import annotations
-
 import contextlib
 import io
 import itertools

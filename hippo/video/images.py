@@ -1,7 +1,5 @@
 """Decodes images to RGB frames with Pillow, inside the worker process."""
 
-from __future__ import annotations
-
 import io
 from typing import BinaryIO
 

@@ -1,8 +1,6 @@
 """Places for worker processes, which are replaced if they die or must be killed; and whose item
 comes to which place next: the clients take turns."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import logging

@@ -1,7 +1,5 @@
 """Decodes the frames on screen at given times, from the key frame before each."""
 
-from __future__ import annotations
-
 import bisect
 import itertools
 from collections.abc import Callable, Container, Iterable, Iterator, Sequence
@@ -81,7 +79,7 @@ def all_frames(
     max_bad = max(1, int(_MAX_BAD_SHARE * num_stored))
     num_bad = itertools.count(1)
 
-    def skip(packet: _Packet | None) -> None:
+    def skip(packet: "_Packet | None") -> None:
         if timeline.num_undecodable and packet is not None and (packet.pts or 0) < timeline.keys[0]:
             return
         if (number := next(num_bad)) > max_bad:
@@ -141,7 +139,7 @@ def _from_key(
     assert first.pts is not None
     key = first.pts
 
-    def skip(packet: _Packet | None) -> None:
+    def skip(packet: "_Packet | None") -> None:
         """Skips frames that are shown before the key frame, but stored behind it."""
         if packet is None or packet.pts is None or packet.pts >= key:
             raise SeekError
@@ -162,7 +160,7 @@ def _decode(
     packets: Iterable[_Packet],
     stream: av.VideoStream,
     wanted: Container[int] | None,
-    on_error: Callable[[_Packet | None], None],
+    on_error: "Callable[[_Packet | None], None]",
 ) -> Iterator[av.VideoFrame]:
     """Yields frames in presentation order, without frames at times outside of ``wanted`` that no
     other frame refers to (None: all are wanted). Calls ``on_error`` for a packet that cannot be

@@ -7,8 +7,6 @@ writes the file; the others wait for the lock and map the file. The kernel frees
 process that ends, and drops a file that was not finished. Linux only.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import fcntl

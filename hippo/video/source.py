@@ -1,7 +1,5 @@
 """Names the content of a media item, and opens its file for the worker process."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import hashlib

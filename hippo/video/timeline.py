@@ -1,7 +1,5 @@
 """Presentation times of a video's frames, from the file's index or from all its packets."""
 
-from __future__ import annotations
-
 import bisect
 import contextlib
 import itertools
@@ -137,8 +135,8 @@ def timeline_of_packets(
 
 
 def _up_to_the_cut(
-    packets: Iterator[av.Packet[av.VideoStream]], is_cut: bool
-) -> Iterator[av.Packet[av.VideoStream]]:
+    packets: "Iterator[av.Packet[av.VideoStream]]", is_cut: bool
+) -> "Iterator[av.Packet[av.VideoStream]]":
     """Yields the packets; if the file is cut, the first that is not whole is the end."""
     try:
         for packet in packets:
@@ -162,7 +160,7 @@ class _Clock:
         self._step = round(1 / (_rate(stream) * base))  # what a frame without a duration takes
         self._decoded: int | None = None  # when the packet before is decoded
 
-    def place(self, packet: av.Packet[av.VideoStream]) -> int | None:
+    def place(self, packet: "av.Packet[av.VideoStream]") -> int | None:
         """Returns the packet's presentation time; None if it has none."""
         shown, before = packet.pts, self._decoded
         if shown is None:

@@ -10,8 +10,6 @@ processes dies. The process imports neither torch nor a model, reads no media, a
 the first. A worker is confined (hippo.video.confinement) at once, and ends with its socket.
 """
 
-from __future__ import annotations
-
 import errno
 import importlib
 import math

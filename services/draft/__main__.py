@@ -1,7 +1,5 @@
 """The draft service: ``python -m services.draft --model FOLDER_OR_NAME``."""
 
-from __future__ import annotations
-
 import os
 import sys
 from collections.abc import Mapping, Sequence

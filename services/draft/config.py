@@ -1,7 +1,5 @@
 """The draft service's settings."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 
 from hippo.base.config import setting

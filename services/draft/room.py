@@ -1,7 +1,5 @@
 """Bounds the vision features that wait for their selections."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Hashable
 
 

@@ -1,7 +1,5 @@
 """A sequence of the draft service: the vision tower runs first, the prefill after the selection."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

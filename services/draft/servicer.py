@@ -1,7 +1,5 @@
 """Assembles the draft service."""
 
-from __future__ import annotations
-
 from functools import partial
 from typing import Any
 

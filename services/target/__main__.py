@@ -1,7 +1,5 @@
 """The target service: ``python -m services.target --model FOLDER_OR_NAME``."""
 
-from __future__ import annotations
-
 import os
 import sys
 from collections.abc import Mapping, Sequence

@@ -1,7 +1,5 @@
 """The target service's settings."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from hippo.base.config import SettingsError, setting

@@ -1,7 +1,5 @@
 """The choice of visual tokens for the draft, before the target's prefill or during it."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from time import perf_counter_ns
 

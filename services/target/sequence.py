@@ -1,7 +1,5 @@
 """A sequence of the target service, whose prefill also scores the visual tokens."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 
 from hippo.engine.sequence import EngineSequence, Job, SequenceHost

@@ -1,7 +1,5 @@
 """Every value survives the wire, and what is malformed is refused with the field's name."""
 
-from __future__ import annotations
-
 import dataclasses
 import typing
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """An error that crosses a process boundary is the same error on the other side."""
 
-from __future__ import annotations
-
 import grpc
 import pytest
 

@@ -1,7 +1,5 @@
 """The order of messages on both streams, on real servers: each breach and its status."""
 
-from __future__ import annotations
-
 import asyncio
 import time
 from typing import Any

@@ -1,7 +1,5 @@
 """Small things that the demo tests share."""
 
-from __future__ import annotations
-
 from typing import TYPE_CHECKING
 
 import pytest
@@ -18,12 +16,12 @@ ensure_torchvision()  # test modules import transformers' processors
 
 
 @pytest.fixture(scope="session")
-def trained() -> PreTrainedTokenizerBase:
+def trained() -> "PreTrainedTokenizerBase":
     """A tokenizer trained on a few scenes."""
     return tokenizer.train_tokenizer(num_scenes=40)
 
 
 @pytest.fixture(scope="session")
-def encoder(trained: PreTrainedTokenizerBase) -> Encoder:
+def encoder(trained: "PreTrainedTokenizerBase") -> Encoder:
     """Its encoder."""
     return Encoder(trained, tokenizer.special_ids(trained))

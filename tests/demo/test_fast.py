@@ -1,7 +1,5 @@
 """The training's own batched forwards against transformers, its pixels against the processor."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

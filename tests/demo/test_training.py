@@ -1,7 +1,5 @@
 """A stopped stage of training ends bit for bit as one that was not; bundled checkpoints."""
 
-from __future__ import annotations
-
 import contextlib
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Scenes and texts follow from their seeds, can be read back, and become tokens and questions."""
 
-from __future__ import annotations
-
 import importlib.util
 import itertools
 import json

@@ -1,7 +1,5 @@
 """One stack of real processes for all end-to-end tests, started as `hippo up` does."""
 
-from __future__ import annotations
-
 import functools
 import signal
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """What the end-to-end tests share: clips, slots, a plain web server, requests."""
 
-from __future__ import annotations
-
 import base64
 import contextlib
 import functools

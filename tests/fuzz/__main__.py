@@ -6,8 +6,6 @@ be made again from the seed and its number. Bodies of REST requests are schemath
 ``pytest tests/e2e/answers/test_openapi.py``.
 """
 
-from __future__ import annotations
-
 import argparse
 import asyncio
 import logging

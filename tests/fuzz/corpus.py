@@ -4,8 +4,6 @@ They are the seeds of the media fuzzing, and each has its expected answer in
 tests/integration/video/test_odd_files.py.
 """
 
-from __future__ import annotations
-
 import functools
 import io
 import struct

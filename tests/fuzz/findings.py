@@ -1,7 +1,5 @@
 """What a fuzzing run counts."""
 
-from __future__ import annotations
-
 import resource
 from collections import Counter
 from dataclasses import dataclass, field

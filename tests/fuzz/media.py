@@ -1,7 +1,5 @@
 """Mutated media through the service's decoder: no file may be more than an error of its own."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Sequence
 

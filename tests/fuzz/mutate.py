@@ -1,7 +1,5 @@
 """Mutations of bytes and of protocol messages; all randomness comes from the given generator."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Sequence
 from typing import Any

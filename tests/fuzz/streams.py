@@ -1,7 +1,5 @@
 """Random and mutated streams to real services around a toy model, which must stay whole."""
 
-from __future__ import annotations
-
 import asyncio
 import io
 import logging

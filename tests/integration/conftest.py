@@ -1,7 +1,5 @@
 """Checks that hold after every integration test, and models that several of them share."""
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Iterator
 

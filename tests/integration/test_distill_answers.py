@@ -1,7 +1,5 @@
 """The target's answers through its service, and the draft's inputs that are made of them."""
 
-from __future__ import annotations
-
 import asyncio
 from dataclasses import replace
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Fuzzing in small, always with the same inputs; ``python -m tests.fuzz`` does it in large."""
 
-from __future__ import annotations
-
 import pytest
 
 from tests.fuzz.__main__ import main, run

@@ -1,7 +1,5 @@
 """What media the services hold, and for how long."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import weakref

@@ -1,7 +1,5 @@
 """``hippo inspect`` on a bundled clip with the bundled target."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

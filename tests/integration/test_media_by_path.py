@@ -1,7 +1,5 @@
 """Files that a service opens by path: which it takes, and what the gateway does if it cannot."""
 
-from __future__ import annotations
-
 import dataclasses
 import os
 import time

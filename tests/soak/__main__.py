@@ -8,8 +8,6 @@ slowly, or ask what must be refused. In the last 40 % of the time the draft is o
 its memory can be watched. Exits with 1 if anything was not as docs/reliability.md, "Soak", says.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import random

@@ -10,8 +10,6 @@ after the other about a video or a text, on a new connection and without help of
 1, and says what was not so.
 """
 
-from __future__ import annotations
-
 import argparse
 import contextlib
 import functools

@@ -1,7 +1,5 @@
 """A client that sends what it likes, as raw bytes, and counts what comes back."""
 
-from __future__ import annotations
-
 import asyncio
 import itertools
 import sys

@@ -4,8 +4,6 @@ A process of its own, so that its processor time is its own and no other client'
 it.
 """
 
-from __future__ import annotations
-
 import asyncio
 import base64
 import functools

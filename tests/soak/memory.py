@@ -1,7 +1,5 @@
 """Resident memory of the services, and how fast it grows."""
 
-from __future__ import annotations
-
 import statistics
 import threading
 import time

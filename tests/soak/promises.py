@@ -1,7 +1,5 @@
 """What was promised to ordinary clients beside an attacker, and whether it was kept."""
 
-from __future__ import annotations
-
 import re
 import statistics
 from collections import Counter

@@ -1,7 +1,5 @@
 """The clients of a soak: most read their answers, some leave, some dawdle, some ask nonsense."""
 
-from __future__ import annotations
-
 import http.client
 import json
 import random

@@ -1,7 +1,5 @@
 """Real media whose frames can be told apart once they are decoded."""
 
-from __future__ import annotations
-
 import io
 from fractions import Fraction
 from pathlib import Path

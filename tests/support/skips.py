@@ -1,8 +1,6 @@
 """Which tests may be left out where every test is to run: with HIPPO_NO_SKIPS=1 any other skip is a
 failure."""
 
-from __future__ import annotations
-
 import os
 import re
 

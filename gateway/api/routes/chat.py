@@ -1,7 +1,5 @@
 """POST /v1/chat/completions."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import time

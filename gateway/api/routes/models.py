@@ -1,7 +1,5 @@
 """GET /v1/models: the served models; GET /v1/frames: what one of them sees of a video."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import fields
 from typing import Annotated, Literal

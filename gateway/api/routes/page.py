@@ -1,7 +1,5 @@
 """The web page at /, and the sample videos that it offers."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any, Literal
 

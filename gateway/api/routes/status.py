@@ -1,7 +1,5 @@
 """Routes for operators and orchestrators: health, readiness, metrics, version, and /docs."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from html import escape
 from typing import Any

@@ -1,7 +1,5 @@
 """POST /tokenize and /detokenize: the served model's tokenizer, in vLLM's format."""
 
-from __future__ import annotations
-
 import asyncio
 from typing import Annotated
 

@@ -1,7 +1,5 @@
 """/v1/videos: a video is uploaded once, and several requests can ask about it."""
 
-from __future__ import annotations
-
 from collections import deque
 from collections.abc import AsyncIterator
 from typing import TYPE_CHECKING

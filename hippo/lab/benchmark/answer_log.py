@@ -1,7 +1,5 @@
 """A file of answers with which a stopped measurement goes on."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping
 from pathlib import Path

@@ -9,8 +9,6 @@ VLMEvalKit wants it among the last words; a text counts only as whole words, and
 another option's text.
 """
 
-from __future__ import annotations
-
 import re
 import string
 from collections.abc import Iterator, Sequence

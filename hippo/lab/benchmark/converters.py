@@ -3,8 +3,6 @@
 Fields and prompts come from the data sets' own files and from lmms-eval's tasks (0.7.3).
 """
 
-from __future__ import annotations
-
 import json
 import re
 import string

@@ -1,7 +1,5 @@
 """Concurrent clients in a closed loop: each asks again when its last request has ended."""
 
-from __future__ import annotations
-
 import itertools
 import threading
 import time

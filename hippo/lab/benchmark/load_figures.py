@@ -1,7 +1,5 @@
 """The row of the table of loads: throughput, and percentiles of the waits."""
 
-from __future__ import annotations
-
 import statistics
 from collections import Counter
 from collections.abc import Mapping, Sequence

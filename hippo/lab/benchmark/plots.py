@@ -1,7 +1,5 @@
 """Plots of measurements. Needs matplotlib, which the services do not install."""
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path

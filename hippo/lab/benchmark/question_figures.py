@@ -1,7 +1,5 @@
 """Figures of answers to questions from a file, by category and system."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 
 from hippo.client.answers import Answer

@@ -1,7 +1,5 @@
 """Questions about videos from a JSONL file, and whether an answer is right."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """``hippo bench``: measures the speed of a running server over its REST API."""
 
-from __future__ import annotations
-
 import argparse
 import importlib.metadata
 import json

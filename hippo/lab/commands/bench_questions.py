@@ -1,7 +1,5 @@
 """``hippo bench --questions``: asks the questions of a file, goes on where it stopped, scores."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, closing, nullcontext, suppress
 from dataclasses import dataclass, field

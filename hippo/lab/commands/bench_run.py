@@ -1,7 +1,5 @@
 """One run of ``hippo bench``: asks the server, and prints tables and plots of the results."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Sequence
 from contextlib import closing

@@ -1,7 +1,5 @@
 """``hippo distill``: trains a draft on the answers of its target."""
 
-from __future__ import annotations
-
 import argparse
 import importlib.util
 from pathlib import Path

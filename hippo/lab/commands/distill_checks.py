@@ -1,7 +1,5 @@
 """What ``hippo distill`` checks before any work: the checkpoints, and the folder that it fills."""
 
-from __future__ import annotations
-
 import json
 import os
 from collections.abc import Mapping

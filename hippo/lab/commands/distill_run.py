@@ -1,7 +1,5 @@
 """One run of ``hippo distill``: its stages, each of which goes on where it stopped."""
 
-from __future__ import annotations
-
 import argparse
 import asyncio
 import contextlib

@@ -1,7 +1,5 @@
 """``hippo inspect``: draws which visual tokens each pruning strategy keeps."""
 
-from __future__ import annotations
-
 import argparse
 from dataclasses import replace
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Checks of options that several commands share, and the files that they write."""
 
-from __future__ import annotations
-
 import argparse
 import math
 from collections.abc import Iterable

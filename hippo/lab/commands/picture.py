@@ -1,7 +1,5 @@
 """Draws the kept visual tokens: a row per strategy, a column per frame. Needs Pillow."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 

@@ -1,7 +1,5 @@
 """``hippo questions``: makes a file for ``hippo bench --questions`` from a published benchmark."""
 
-from __future__ import annotations
-
 import argparse
 import json
 import shlex

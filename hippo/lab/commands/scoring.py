@@ -1,7 +1,5 @@
 """Scores the visual tokens of a clip with a target, for ``hippo inspect``. Needs torch."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Iterator
 from dataclasses import dataclass

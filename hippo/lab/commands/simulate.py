@@ -1,7 +1,5 @@
 """``hippo simulate``: predicts the speed of each policy on a machine without running on it."""
 
-from __future__ import annotations
-
 import argparse
 import json
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Builds the machine and the traces from the arguments of ``hippo simulate``."""
 
-from __future__ import annotations
-
 import argparse
 import dataclasses
 from typing import Any

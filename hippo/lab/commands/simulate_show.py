@@ -1,7 +1,5 @@
 """The tables of ``hippo simulate``."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Sequence
 from typing import Any

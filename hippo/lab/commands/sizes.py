@@ -1,7 +1,5 @@
 """``hippo sizes``: computes the memory that a pair needs, and the devices that it fits on."""
 
-from __future__ import annotations
-
 import argparse
 import dataclasses
 import json

@@ -1,7 +1,5 @@
 """The target's answers: asked through its service, many at once, and kept in a file."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 from collections.abc import Callable, Iterator, Sequence

@@ -1,7 +1,5 @@
 """Batches of examples: which examples make a batch, and their tensors side by side."""
 
-from __future__ import annotations
-
 import itertools
 import random
 from collections.abc import Iterator, Sequence
@@ -87,7 +85,7 @@ class ExampleBatch:
             torch.cat([example.top_logprobs for example in examples]),
         )
 
-    def to(self, device: torch.device) -> ExampleBatch:
+    def to(self, device: torch.device) -> "ExampleBatch":
         """Returns the batch on a device."""
         return ExampleBatch(*(getattr(self, name).to(device) for name in self.__dataclass_fields__))
 

@@ -4,8 +4,6 @@ The vision tower is not trained, so its features are computed once, by the code 
 kept for the visual tokens that the draft sees. An example is a safetensors file.
 """
 
-from __future__ import annotations
-
 import asyncio
 import os
 import shutil

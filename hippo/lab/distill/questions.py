@@ -1,7 +1,5 @@
 """Which questions the target is asked about which videos, and which videos are held out."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """What a training has brought: the pair served before and after."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from typing import Any
 

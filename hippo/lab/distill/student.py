@@ -3,8 +3,6 @@
 Only the language model and its head run; the vision tower's features come from the examples.
 """
 
-from __future__ import annotations
-
 import importlib
 import logging
 import shutil

@@ -1,7 +1,5 @@
 """Trains the student with accelerate: several GPUs, mixed precision, early stop, resumption."""
 
-from __future__ import annotations
-
 import math
 import os
 from collections.abc import Mapping, Sequence

@@ -1,7 +1,5 @@
 """The simulator's parts: costs, outages, a clock, devices in virtual time and their caches."""
 
-from __future__ import annotations
-
 import heapq
 import itertools
 from collections.abc import Callable, Sequence

@@ -12,8 +12,6 @@ read at the share that hippo's kernels reached on an H100 with the products of a
 forward of a prefill unpacks them.
 """
 
-from __future__ import annotations
-
 import itertools
 import math
 from dataclasses import dataclass

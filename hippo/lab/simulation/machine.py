@@ -1,7 +1,5 @@
 """The times of one set-up in milliseconds, and as ``Costs`` for the simulator."""
 
-from __future__ import annotations
-
 import dataclasses
 import random
 from dataclasses import dataclass, field
@@ -78,12 +76,12 @@ class Machine:
             target_scheduling_ns=lambda: _MS * self.target_scheduling_ms * noise(),
         )
 
-    def helped(self) -> Machine:
+    def helped(self) -> "Machine":
         """Returns the machine with the helper's times."""
         prefill_ms, selection_ms = self.helped_prefill_ms, self.helped_selection_ms
         return dataclasses.replace(self, target_prefill_ms=prefill_ms, selection_ms=selection_ms)
 
-    def ideal(self) -> Machine:
+    def ideal(self) -> "Machine":
         """Returns the machine without overhead (only steps and prefills), to compute efficiency."""
         return dataclasses.replace(
             self, name=f"{self.name}, ideal", leg_ms=0.0, draft_message_ms=0.0,

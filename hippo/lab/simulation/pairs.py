@@ -1,8 +1,6 @@
 """The papers' pairs as machines; :mod:`hippo.catalog.sizes` gives shapes, :mod:`.hardware`
 times."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from hippo.catalog.shapes import find_shape

@@ -1,7 +1,5 @@
 """Replays traces on a machine: policies against target-only and against no overhead."""
 
-from __future__ import annotations
-
 import random
 import statistics
 from collections.abc import Mapping, Sequence

@@ -5,8 +5,6 @@ A model is a function from the completion ids in its KV cache to the next id. ``
 uses assumed costs, and property tests use hostile delays and faults.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Collection, Sequence
 from functools import partial
 

@@ -4,8 +4,6 @@ By the token rule a draft token is accepted exactly when it equals the target's,
 determines every verdict under any policy.
 """
 
-from __future__ import annotations
-
 import json
 import random
 from collections.abc import Mapping, Sequence

@@ -8,8 +8,6 @@ On one CPU core this makes steps of eight sequences of the bundled pair 4 % to 1
 with FlashAttention needs no batches (hippo.models.attention.ranges).
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 

@@ -1,7 +1,5 @@
 """The KV cache: allocated at the start, written in place, rolled back by a start index."""
 
-from __future__ import annotations
-
 import math
 import mmap
 from collections.abc import Sequence

@@ -6,8 +6,6 @@ tokens one after another. FlashAttention also divides the tokens, applies the ca
 the bottom right without a mask tensor, and reads lengths from the device.
 """
 
-from __future__ import annotations
-
 import torch
 
 from hippo.models.attention.cache import KeyValueCache

@@ -5,8 +5,6 @@ tokens, so row k attends to all but the last ``n - 1 - k`` tokens (a causal mask
 bottom right).
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol

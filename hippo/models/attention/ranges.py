@@ -14,8 +14,6 @@ The kernel reads the places and lengths of the sequences from the device, so tha
 serves all slots and lengths (hippo.models.runners.captured).
 """
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass

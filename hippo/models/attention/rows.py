@@ -5,8 +5,6 @@ laid out     | r2 | r0 r1 | padding |     in order of slots, for attention
 returned     | r0 | r1 | r2 |
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 

@@ -1,8 +1,6 @@
 """Computes scores of visual tokens from the queries that a prefill's taps have kept, or from the
 hidden states between its layers."""
 
-from __future__ import annotations
-
 from abc import ABC, abstractmethod
 from dataclasses import replace
 from time import perf_counter_ns

@@ -1,7 +1,5 @@
 """What a model family says of itself: its prompts, its vision tower and its description."""
 
-from __future__ import annotations
-
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass

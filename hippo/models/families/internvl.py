@@ -1,7 +1,5 @@
 """The InternVL3 and InternVL3.5 family: prompts, vision tower and description."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator, Sequence
 from typing import Any

@@ -1,8 +1,6 @@
 """The LLaVA-OneVision family: prompts with a pooled video grid and tiles of images, and its vision
 tower."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator, Sequence
 from typing import Any

@@ -6,8 +6,6 @@ memory of the resized bytes in the host and in the copy to the device. Prompts t
 operations are IEEE float32, so the result is the processor's to the last bit.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

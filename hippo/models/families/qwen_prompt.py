@@ -1,7 +1,5 @@
 """Prompts of the Qwen-VL families: patches, visual tokens and three-axis positions."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace

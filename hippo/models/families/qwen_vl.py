@@ -1,7 +1,5 @@
 """The Qwen-VL families: their vision tower and their descriptions."""
 
-from __future__ import annotations
-
 import importlib
 from collections.abc import Iterator
 from typing import Any

@@ -1,7 +1,5 @@
 """Replaces a vision tower's products by hippo.models.products.linear's."""
 
-from __future__ import annotations
-
 from typing import Any, TypeGuard
 
 import torch

@@ -5,8 +5,6 @@ stretch of a video, each with a few launches, which takes a GPU several times as
 arithmetic. Windows differ in size only at the right and the bottom of a frame.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

@@ -9,8 +9,6 @@ A slot is the part of the KV cache that belongs to one sequence. Prompt tokens f
 A rollback is therefore only a smaller start index of the next step; nothing is copied or cleared.
 """
 
-from __future__ import annotations
-
 from collections.abc import Generator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
@@ -85,7 +83,7 @@ class Prompt:
         """Number of prompt tokens, including visual tokens."""
         return int(self.input_ids.shape[0])
 
-    def without_pixels(self) -> Prompt:
+    def without_pixels(self) -> "Prompt":
         """Returns the prompt without its pixels, which only the vision tower reads."""
         items = tuple(replace(item, pixels=None) for item in self.items)
         return replace(self, items=items)

@@ -4,8 +4,6 @@ A name stands for a folder or for a Hugging Face repository, which is downloaded
 cache (HF_TOKEN, HF_HOME, HF_HUB_OFFLINE and HF_ENDPOINT apply).
 """
 
-from __future__ import annotations
-
 import importlib
 import json
 import math

@@ -10,8 +10,6 @@ therefore share exactly the rows of their longest common prefix. ``CachedRows`` 
     position     0   1   1   2   4   6   7   8   9        on each axis
 """
 
-from __future__ import annotations
-
 import dataclasses
 import hashlib
 from collections.abc import Sequence
@@ -48,19 +46,19 @@ class CachedRows:
     def __len__(self) -> int:
         return int(self.table.shape[1])
 
-    def first(self, num_rows: int) -> CachedRows:
+    def first(self, num_rows: int) -> "CachedRows":
         """Returns the first ``num_rows`` rows."""
         return dataclasses.replace(self, table=self.table[:, :num_rows])
 
-    def at(self, places: torch.Tensor | None) -> CachedRows:
+    def at(self, places: torch.Tensor | None) -> "CachedRows":
         """Returns the rows at ``places`` (int64, ascending; None: all rows)."""
         return self if places is None else dataclasses.replace(self, table=self.table[:, places])
 
-    def moved(self, positions: torch.Tensor) -> CachedRows:
+    def moved(self, positions: torch.Tensor) -> "CachedRows":
         """Returns the rows at other positions (int64 ``[num_axes, num_rows]``)."""
         return dataclasses.replace(self, table=torch.cat((self.table[:3], positions)))
 
-    def followed_by(self, token_ids: Sequence[int], position: int) -> CachedRows:
+    def followed_by(self, token_ids: Sequence[int], position: int) -> "CachedRows":
         """Returns the rows followed by text, whose first token has ``position`` on every axis."""
         ids = torch.tensor(token_ids, dtype=torch.int64)
         positions = torch.arange(position, position + ids.shape[0])
@@ -68,7 +66,7 @@ class CachedRows:
         more = [ids, no_item, no_item, *[positions] * (self.table.shape[0] - 3)]
         return dataclasses.replace(self, table=torch.cat((self.table, torch.stack(more)), 1))
 
-    def common_length(self, other: CachedRows) -> int:
+    def common_length(self, other: "CachedRows") -> int:
         """Returns how many rows from the first one on have equal keys and values in both."""
         num_rows = min(len(self), len(other))
         if num_rows == 0 or self.salt != other.salt:

@@ -1,8 +1,6 @@
 """Chooses the context length, the tokens of one sequence with prompt and answer, the part of it
 that videos may take, and how much of it a draft caches."""
 
-from __future__ import annotations
-
 from bisect import bisect_left
 from collections.abc import Callable
 

@@ -3,8 +3,6 @@
 Standard library only, so that a wrong flag is refused before torch is imported.
 """
 
-from __future__ import annotations
-
 from dataclasses import KW_ONLY, dataclass, replace
 
 from hippo.base.config import SettingsError
@@ -172,7 +170,7 @@ class LoadPlan:
         """Returns the core to which a rank's process is pinned; None: it is not pinned."""
         return self.cpu_cores[rank] if self.cpu_cores else self.cpu_core
 
-    def for_helper(self, *, device: str, cpu_core: int | None) -> LoadPlan:
+    def for_helper(self, *, device: str, cpu_core: int | None) -> "LoadPlan":
         """Returns the plan of a prefill helper, whose ``first_layers`` are still to be set."""
         return replace(
             self,
@@ -185,7 +183,7 @@ class LoadPlan:
             cuda_graphs="off",
         )
 
-    def for_followers(self, folder: str, devices: tuple[str, ...]) -> LoadPlan:
+    def for_followers(self, folder: str, devices: tuple[str, ...]) -> "LoadPlan":
         """Returns the followers' plan, for a checkpoint that is in ``folder``.
 
         Followers reserve no memory: earlier media are kept on the first device.

@@ -1,7 +1,5 @@
 """Copies of numbers from the host to a device."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import torch

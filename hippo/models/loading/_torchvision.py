@@ -1,7 +1,5 @@
 """Makes torchvision importable if its compiled operators do not fit the installed torch."""
 
-from __future__ import annotations
-
 import importlib
 import importlib.util
 import sys

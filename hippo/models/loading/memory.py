@@ -1,8 +1,6 @@
 """Compares a model's memory with its device's: before loading, to refuse a model that is too
 large, and after loading, to choose how many sequences fit beside the weights."""
 
-from __future__ import annotations
-
 import gc
 import logging
 from collections.abc import Iterable

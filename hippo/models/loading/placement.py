@@ -1,7 +1,5 @@
 """Chooses the device and the dtype of a plan's model."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from types import MappingProxyType
 from typing import TYPE_CHECKING
@@ -39,13 +37,13 @@ def parse_device(name: str) -> torch.device:
     return device
 
 
-def device_of(plan: LoadPlan, shards: Shards | None) -> torch.device:
+def device_of(plan: LoadPlan, shards: "Shards | None") -> torch.device:
     """Returns this process's device; raises ModelLoadError as parse_device does."""
     return parse_device(plan.rank_devices[0]) if shards is None else shards.group.device
 
 
 def dtype_of(
-    plan: LoadPlan, checkpoint: Checkpoint, device: torch.device, form: WeightForm | None = None
+    plan: LoadPlan, checkpoint: Checkpoint, device: torch.device, form: "WeightForm | None" = None
 ) -> torch.dtype:
     """Returns the plan's dtype, with auto resolved as LoadPlan says, or the preferred dtype of a
     quantised form if its products do not take that one.

@@ -1,7 +1,5 @@
 """Reads and builds what was resolved: transformers' model, decoder stack, cache and runners."""
 
-from __future__ import annotations
-
 import hashlib
 import logging
 from collections.abc import Callable
@@ -151,7 +149,7 @@ def _make_cache(resolved: Resolved, context: int, left_bytes: int) -> KeyValueCa
 
 
 def _make_stack(
-    model: Any, num_ids: int, make_linear: MakeLinear, shards: Shards | None
+    model: Any, num_ids: int, make_linear: MakeLinear, shards: "Shards | None"
 ) -> DecoderStack:
     """Makes the decoder layers from the weights of transformers' modules, which become empty."""
     if shards is not None:

@@ -6,8 +6,6 @@ read, and the layers are plain. ``find_quantization`` refuses what can run in
 neither way.
 """
 
-from __future__ import annotations
-
 import importlib
 import importlib.util
 import json

@@ -1,7 +1,5 @@
 """Decides all that follows from a plan and a checkpoint's files, before anything is built."""
 
-from __future__ import annotations
-
 import importlib
 import logging
 import os
@@ -52,7 +50,7 @@ class Resolved:
     model_class: Any  # a class of transformers
     config: Any  # transformers' configuration
     processor: Any
-    shards: Shards | None
+    shards: "Shards | None"
     device: torch.device
     devices: tuple[torch.device, ...]  # one for each rank
     form: WeightForm | None  # None: weights are plain
@@ -154,7 +152,7 @@ class Resolved:
 
 
 def resolve(
-    plan: LoadPlan, checkpoint: Checkpoint, architecture: str, shards: Shards | None
+    plan: LoadPlan, checkpoint: Checkpoint, architecture: str, shards: "Shards | None"
 ) -> Resolved:
     """Reads the checkpoint's configuration and processor and makes all choices; raises
     ModelLoadError. ``architecture`` names the model's class in transformers."""

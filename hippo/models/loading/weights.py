@@ -1,7 +1,5 @@
 """Reads a checkpoint's weights to their device by transformers."""
 
-from __future__ import annotations
-
 import contextlib
 import importlib
 import itertools
@@ -38,7 +36,7 @@ def read_weights(
     *,
     device: torch.device,
     form: WeightForm | None,
-    shards: Shards | None,
+    shards: "Shards | None",
     report: Report,
     first_layers: int | None = None,
 ) -> Any:

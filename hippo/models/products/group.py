@@ -1,7 +1,5 @@
 """The process group of a model's ranks: rendezvous and collectives."""
 
-from __future__ import annotations
-
 import os
 import socket
 from datetime import timedelta

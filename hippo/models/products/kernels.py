@@ -4,8 +4,6 @@ On a GPU the host launches an operation in about the time in which a small opera
 operations are faster; on a CPU the operations of the least arithmetic are.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

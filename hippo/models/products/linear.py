@@ -10,8 +10,6 @@ for a processor and for the sizes of a weight. Only --deterministic needs to kno
 (hippo.models.runners.fixed).
 """
 
-from __future__ import annotations
-
 import functools
 import logging
 import warnings

@@ -9,8 +9,6 @@ computes the logits of its share of the token ids.
     rank 1   q k v (heads n/2 .. n)    o  --+-- sum      gate up (second half)   down  --+-- sum
 """
 
-from __future__ import annotations
-
 import importlib
 from importlib.metadata import version
 from typing import Any

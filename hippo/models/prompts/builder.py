@@ -1,7 +1,5 @@
 """Makes a Prompt from chat messages and decoded frames; the base class of all families."""
 
-from __future__ import annotations
-
 import dataclasses
 import hashlib
 import importlib

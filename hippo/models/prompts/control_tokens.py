@@ -13,8 +13,6 @@ The runs of text between two control tokens that have stand-ins are encoded alon
 without such texts. A stand-in is as long as what it stands for, so that offsets stay.
 """
 
-from __future__ import annotations
-
 import io
 import re
 from collections.abc import Collection, Iterable, Iterator, Sequence

@@ -8,8 +8,6 @@ A run is tokenized as one token, which is then repeated, because tokenizing thou
 tokens takes long.
 """
 
-from __future__ import annotations
-
 import itertools
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence

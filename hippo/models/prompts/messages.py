@@ -1,7 +1,5 @@
 """Checks and renders chat messages; the prompt builders of all families use these functions."""
 
-from __future__ import annotations
-
 import dataclasses
 import hashlib
 from collections.abc import Iterable, Iterator, Sequence

@@ -9,8 +9,6 @@ In the second order only the template's last tokens attend to the video. The que
 then scored all the same, and the last row, from which the answer begins, is added.
 """
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Sequence
 from typing import Any

@@ -5,8 +5,6 @@ only hold what the checkpoint stores: hippo.models.quantized.packed multiplies i
 elsewhere ``decompress`` makes plain layers of it.
 """
 
-from __future__ import annotations
-
 import functools
 import importlib
 from collections.abc import Mapping

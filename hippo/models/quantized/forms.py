@@ -2,8 +2,6 @@
 package that quantised them (``WeightForm``), by hippo's kernels (``Packed``), or as plain layers
 (``Dequantised``)."""
 
-from __future__ import annotations
-
 import importlib
 import logging
 import re

@@ -11,8 +11,6 @@ The quantised numbers stay the quantiser's; only their order in memory changes. 
 more rows, as in prefills, unpack the weight and use torch's product.
 """
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import importlib

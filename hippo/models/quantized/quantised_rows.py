@@ -1,7 +1,5 @@
 """The rows of a quantiser's layers as quantised numbers, in one form for all quantisers."""
 
-from __future__ import annotations
-
 import importlib
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -41,7 +39,7 @@ class QuantisedRows:
         """Rows and columns of the weight."""
         return self.codes.shape[0], self.codes.shape[1] * 8 // self.bits
 
-    def reordered(self, reorder: Callable[[torch.Tensor], torch.Tensor]) -> QuantisedRows:
+    def reordered(self, reorder: Callable[[torch.Tensor], torch.Tensor]) -> "QuantisedRows":
         """Returns the rows in another order."""
         bias = None if self.bias is None else reorder(self.bias)
         zeros = None if self.zeros is None else reorder(self.zeros)

@@ -9,8 +9,6 @@ padding is written behind its sequence's end, where the next step overwrites it;
 are written behind the capacity of slot 0, attend to nothing cached, and nothing attends to them.
 """
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace

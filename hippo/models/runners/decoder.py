@@ -12,8 +12,6 @@ hippo.models.quantized.packed has kernels for them; elsewhere each is called as 
         transformers   a0 a1 a2 a3 | b0 b1 b2 b3        here   a0 b0 a1 b1 a2 b2 a3 b3
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -45,7 +43,7 @@ class DecoderStack:
         head: Any,
         num_token_ids: int,
         make_linear: MakeLinear,
-        shards: Shards | None = None,
+        shards: "Shards | None" = None,
     ) -> None:
         config = text_model.config
         self.groups: int = config.num_attention_heads // config.num_key_value_heads

@@ -1,7 +1,5 @@
 """Forwards of any number of rows, whose operations are launched one by one."""
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Callable, Sequence
 

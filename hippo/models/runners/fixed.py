@@ -14,8 +14,6 @@ Padding comes last and is written behind the sequence's end, where the next step
 no row attends to padding.
 """
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Iterator, Sequence
 from dataclasses import replace

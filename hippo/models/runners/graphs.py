@@ -5,8 +5,6 @@ stream first, one memory pool for graphs that are never replayed at the same tim
 live as long as their graph.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from contextlib import suppress
 from typing import Any

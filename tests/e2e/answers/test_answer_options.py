@@ -1,7 +1,5 @@
 """Options that shape an answer, asked for by the official client of real processes."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The official client against real processes: what a user of the API sees."""
 
-from __future__ import annotations
-
 import base64
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """The promise: whatever the policy, the answer is the target's own, token for token."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

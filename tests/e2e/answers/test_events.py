@@ -1,7 +1,5 @@
 """The events of an answer, and what else the page at / is made of."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

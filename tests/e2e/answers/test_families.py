@@ -5,8 +5,6 @@ published form: tests/integration/models/test_hub_forms.py. The stack of all oth
 ``qwen2_5_vl``.
 """
 
-from __future__ import annotations
-
 import uuid
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Files that the services open themselves, and what happens where they cannot."""
 
-from __future__ import annotations
-
 import signal
 from collections.abc import Iterator
 from pathlib import Path

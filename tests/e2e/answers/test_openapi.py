@@ -1,7 +1,5 @@
 """The description of the interface, held against a running gateway by generated requests."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import re

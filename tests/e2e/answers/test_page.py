@@ -1,7 +1,5 @@
 """The page at / in a real browser: upload, race, errors, cancel, replay; and what it looks like."""
 
-from __future__ import annotations
-
 import base64
 import json
 import os

@@ -1,7 +1,5 @@
 """Structured output, asked for by the official client of real processes."""
 
-from __future__ import annotations
-
 import json
 import re
 from concurrent.futures import ThreadPoolExecutor

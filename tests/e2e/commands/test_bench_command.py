@@ -1,7 +1,5 @@
 """``hippo bench`` against the pair and any other server; ``bench.gpu`` without a GPU."""
 
-from __future__ import annotations
-
 import functools
 import json
 import signal

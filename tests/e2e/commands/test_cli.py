@@ -1,7 +1,5 @@
 """The command line: asking, starting, and captions of a folder with a broken file."""
 
-from __future__ import annotations
-
 import json
 import re
 import shutil

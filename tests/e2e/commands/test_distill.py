@@ -1,7 +1,5 @@
 """``hippo distill`` whole, on the bundled pair and a few of its clips."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

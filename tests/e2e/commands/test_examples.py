@@ -1,7 +1,5 @@
 """Every program in examples/, run as its README says, against the running stack."""
 
-from __future__ import annotations
-
 import importlib.util
 import json
 import os

@@ -1,8 +1,6 @@
 """What the wheel holds, and ``hippo demo`` and ``hippo up`` from it as a user starts them, in an
 empty folder."""
 
-from __future__ import annotations
-
 import os
 import re
 import shutil

@@ -4,8 +4,6 @@ What needs `docker compose` or docker-compose is run with both, and skipped, wit
 one is not installed.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import subprocess
 from pathlib import Path

@@ -7,8 +7,6 @@ Prometheus or Grafana (HIPPO_PROMETHEUS_IMAGE, HIPPO_GRAFANA_IMAGE) the stack is
 without it.
 """
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import os

@@ -1,7 +1,5 @@
 """Gateways before pairs that they find by DNS, of which one comes later and goes; mutual TLS."""
 
-from __future__ import annotations
-
 import contextlib
 import signal
 import threading

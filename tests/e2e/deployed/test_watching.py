@@ -1,7 +1,5 @@
 """A real Prometheus watches the pair: panels, rules and alerts, in health and with faults."""
 
-from __future__ import annotations
-
 import re
 import signal
 import threading

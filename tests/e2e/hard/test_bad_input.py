@@ -1,7 +1,5 @@
 """Bad input, each with its status, its field and a message that says what is wrong."""
 
-from __future__ import annotations
-
 import base64
 import gzip
 import json

@@ -1,7 +1,5 @@
 """Drafts that die or hang in mid-answer."""
 
-from __future__ import annotations
-
 import signal
 from pathlib import Path
 from typing import Any

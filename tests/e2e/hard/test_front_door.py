@@ -1,7 +1,5 @@
 """What a public deployment expects of the front door: keys, limits, origins, uploads, patience."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import signal

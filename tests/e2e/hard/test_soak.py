@@ -1,7 +1,5 @@
 """Some seconds of ``python -m tests.soak`` without kills, and of ``tests.soak.attacked``."""
 
-from __future__ import annotations
-
 import pytest
 from rich.console import Console
 

@@ -1,7 +1,5 @@
 """Readers that do not read, targets and gateways that are killed, held or stopped in mid-answer."""
 
-from __future__ import annotations
-
 import json
 import signal
 import socket

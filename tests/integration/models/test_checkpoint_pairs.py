@@ -1,8 +1,6 @@
 """Both services with small random checkpoints of each kind in fp32: the output is the target's
 own."""
 
-from __future__ import annotations
-
 import dataclasses
 from typing import Any
 from unittest.mock import Mock

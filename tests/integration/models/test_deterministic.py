@@ -1,7 +1,5 @@
 """With steps of fixed shape a bfloat16 pair gives the target-only output, token for token."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any

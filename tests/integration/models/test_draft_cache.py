@@ -1,8 +1,6 @@
 """A draft whose slots cache less than the context: small random checkpoints in fp32 behind the
 gateway's part of an answer."""
 
-from __future__ import annotations
-
 import asyncio
 import threading
 import time

@@ -1,8 +1,6 @@
 """On a real GPU quantised layers give the numbers of the weights that they stand for, and every
 policy gives the target-only output; on a pretended GPU services wait for nothing but tokens."""
 
-from __future__ import annotations
-
 from functools import partial
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """The repositories that the README names load from files in the form that they have on the hub."""
 
-from __future__ import annotations
-
 import functools
 import json
 from importlib.util import find_spec

@@ -1,7 +1,5 @@
 """The bundled pair is served in every dtype by a process without AVX-512."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

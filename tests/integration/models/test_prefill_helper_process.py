@@ -1,7 +1,5 @@
 """A prefill helper in a process of its own: it helps, dies, stops and comes back."""
 
-from __future__ import annotations
-
 import os
 import signal
 import time

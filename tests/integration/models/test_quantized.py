@@ -1,7 +1,5 @@
 """Quantised checkpoints give the logits that transformers gives with the same weights."""
 
-from __future__ import annotations
-
 import importlib
 from functools import partial
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Random pairs walk along their tables, and their configurations are the published ones."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Services whose slots are warm give what cold ones give, token for token, float32."""
 
-from __future__ import annotations
-
 import asyncio
 import dataclasses
 import random

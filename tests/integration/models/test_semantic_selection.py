@@ -1,7 +1,5 @@
 """The kept visual tokens leave the target while its prefill runs."""
 
-from __future__ import annotations
-
 import dataclasses
 
 import pytest

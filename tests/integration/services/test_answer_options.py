@@ -1,8 +1,6 @@
 """Options that shape an answer, around toy models: with a draft they give what the target alone
 gives."""
 
-from __future__ import annotations
-
 import asyncio
 import dataclasses
 import random

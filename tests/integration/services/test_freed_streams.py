@@ -3,8 +3,6 @@
 A sequence holds its prompt's embeddings, a stream and a request of the gateway the whole medium.
 """
 
-from __future__ import annotations
-
 import contextlib
 import time
 from typing import Any

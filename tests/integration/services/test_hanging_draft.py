@@ -1,8 +1,6 @@
 """The gateway's part of an answer whose draft's device hangs while its event loop lives: real
 services, which answer pings and take streams all the while."""
 
-from __future__ import annotations
-
 import threading
 import time
 from collections.abc import AsyncIterator

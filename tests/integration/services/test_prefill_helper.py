@@ -1,7 +1,5 @@
 """Services of a target with a prefill helper: the answers are the target's own."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -3,8 +3,6 @@
 The toy model asserts that reused rows are of the same content as those it is asked for.
 """
 
-from __future__ import annotations
-
 import asyncio
 import random
 

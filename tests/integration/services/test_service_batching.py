@@ -1,7 +1,5 @@
 """Many sequences at once: what they share, and that none of them can tell."""
 
-from __future__ import annotations
-
 import asyncio
 import time
 

@@ -1,7 +1,5 @@
 """A service from its port to its end: health, reflection, draining, metrics, coming back."""
 
-from __future__ import annotations
-
 import asyncio
 import socket
 import threading

@@ -1,7 +1,5 @@
 """The services as an operator runs them: flags, port file, signals, exit codes, messages."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 import signal

@@ -1,7 +1,5 @@
 """Slots of the services: who is over its time keeps none, and a full queue refuses."""
 
-from __future__ import annotations
-
 import asyncio
 
 import pytest

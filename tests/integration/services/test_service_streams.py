@@ -1,7 +1,5 @@
 """Draft and target services over gRPC, around a toy model: answers, selections, failures."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import dataclasses

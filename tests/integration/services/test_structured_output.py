@@ -1,7 +1,5 @@
 """Grammars around toy models: with a draft they give what the target alone gives, in the form."""
 
-from __future__ import annotations
-
 import asyncio
 import dataclasses
 import json

@@ -1,7 +1,5 @@
 """A model on two ranks gives what it gives on one, float32, and its ranks stay in step."""
 
-from __future__ import annotations
-
 import asyncio
 import dataclasses
 from collections.abc import Iterator, Sequence

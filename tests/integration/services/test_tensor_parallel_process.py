@@ -1,7 +1,5 @@
 """A target on two ranks as an operator runs it: its output, its failures and its ends."""
 
-from __future__ import annotations
-
 import asyncio
 import dataclasses
 import signal

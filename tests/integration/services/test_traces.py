@@ -1,7 +1,5 @@
 """Spans of a request, from the gateway through both services to an OTLP receiver."""
 
-from __future__ import annotations
-
 import logging
 import socket
 import subprocess

@@ -1,7 +1,5 @@
 """The decoder of these tests."""
 
-from __future__ import annotations
-
 from collections.abc import AsyncIterator
 
 import pytest_asyncio

@@ -1,7 +1,5 @@
 """Colours that a file means, sizes that change, and videos as stored or as shown."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from fractions import Fraction
 from typing import Any

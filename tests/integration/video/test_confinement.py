@@ -1,7 +1,5 @@
 """What a worker cannot do, tried in a process that is confined as it is, and seen at a real one."""
 
-from __future__ import annotations
-
 import json
 import os
 import resource

@@ -1,7 +1,5 @@
 """What comes out of real files and odd recordings: the right frames, upright, at their times."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

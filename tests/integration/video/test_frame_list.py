@@ -1,7 +1,5 @@
 """Frames that a client sampled itself: decoded as the sampled frames of a video would be."""
 
-from __future__ import annotations
-
 import dataclasses
 import io
 import struct

@@ -1,7 +1,5 @@
 """Each limit of the decoder, with a file that was made to exceed it."""
 
-from __future__ import annotations
-
 import asyncio
 import dataclasses
 import os

@@ -1,7 +1,5 @@
 """Odd files through the real decoder: each with its frames, or the error that it must become."""
 
-from __future__ import annotations
-
 import gzip
 import io
 import os

@@ -1,7 +1,5 @@
 """Pictures as people see them: orientation, transparency, depth, and the track of players."""
 
-from __future__ import annotations
-
 import io
 import struct
 import zlib

@@ -1,7 +1,5 @@
 """The steps of seeking, each alone; and files that PyAV writes, whose frames are told apart."""
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Container, Iterator, Sequence
 from fractions import Fraction

@@ -1,7 +1,5 @@
 """Frames that are sought from key frames equal those of decoding the whole file."""
 
-from __future__ import annotations
-
 import functools
 import io
 from typing import Any

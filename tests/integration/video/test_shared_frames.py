@@ -1,7 +1,5 @@
 """Two decoders of one machine decode an item once; neither stops the other."""
 
-from __future__ import annotations
-
 import asyncio
 import fcntl
 import os

@@ -1,7 +1,5 @@
 """Files by path and by uuid, and what the model's limits make of them."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import AsyncIterator
 from pathlib import Path

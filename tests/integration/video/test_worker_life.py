@@ -1,7 +1,5 @@
 """The worker processes' life: limits in time, crashes, cancellation, closing; nothing is left."""
 
-from __future__ import annotations
-
 import asyncio
 import gc
 import os

@@ -1,7 +1,5 @@
 """Scores of a prompt's visual tokens by transformers' own layers."""
 
-from __future__ import annotations
-
 import importlib
 import itertools
 from collections.abc import Sequence

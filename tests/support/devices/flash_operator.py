@@ -1,8 +1,6 @@
 """torch's FlashAttention operator on a CPU, for tests of what a GPU does: the same arguments,
 requirements and results as ``mha_fwd`` and ``mha_varlen_fwd`` of torch's flash_api.cpp."""
 
-from __future__ import annotations
-
 import contextlib
 import importlib
 from collections.abc import Iterator

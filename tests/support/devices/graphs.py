@@ -4,8 +4,6 @@ As with a captured graph, a replay sees nothing of the host: neither Python's nu
 that were made after the capture.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -1,7 +1,5 @@
 """A prefill helper in a thread of this process, and a link to it through memory."""
 
-from __future__ import annotations
-
 import queue
 import threading
 from collections.abc import Callable, Iterator
@@ -30,7 +28,7 @@ class MemoryLink:
         self._outgoing, self._incoming = outgoing, incoming
         self.before_send: Callable[[], None] = lambda: None
 
-    def send(self, tensor: torch.Tensor) -> MemoryLink:
+    def send(self, tensor: torch.Tensor) -> "MemoryLink":
         self.before_send()
         assert tensor.is_contiguous()
         self._outgoing.put(tensor.clone())

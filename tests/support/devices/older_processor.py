@@ -2,8 +2,6 @@
 checks what it answers. Started with SWITCHES of tests.support.models.processors in its environment.
 """
 
-from __future__ import annotations
-
 import asyncio
 import gc
 import platform

@@ -1,7 +1,5 @@
 """A model on two ranks of this machine's CPU: this process and a follower."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager

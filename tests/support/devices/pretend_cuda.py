@@ -6,8 +6,6 @@ is refused as on a real one when its tensors are on different devices. Whatever 
 wait for a GPU is counted. What kernels a GPU chooses, and what they give, this cannot tell.
 """
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import importlib
@@ -42,7 +40,7 @@ class PretendTensor(torch.Tensor):
     numbers: torch.Tensor
 
     @staticmethod
-    def __new__(cls, numbers: torch.Tensor) -> PretendTensor:
+    def __new__(cls, numbers: torch.Tensor) -> "PretendTensor":
         made: PretendTensor = torch.Tensor._make_wrapper_subclass(
             cls,
             numbers.shape,

@@ -1,7 +1,5 @@
 """What tensors operations write, and how much memory tensors hold at once: counted, not timed."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Mapping
 from typing import Any

@@ -1,7 +1,5 @@
 """One thread for the tests of a folder, whose conftest imports the fixture."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 import pytest

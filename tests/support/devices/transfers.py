@@ -1,7 +1,5 @@
 """How often the host asks the device for values."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from unittest import mock

@@ -1,7 +1,5 @@
 """Policies in virtual time: machines, traces of agreement, speedups over target-only decoding."""
 
-from __future__ import annotations
-
 import itertools
 import random
 from collections.abc import Callable, Sequence

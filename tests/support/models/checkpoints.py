@@ -1,7 +1,5 @@
 """Small random Qwen-VL checkpoints, saved the way real ones are, for tests that need a model."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from pathlib import Path
 from types import MappingProxyType

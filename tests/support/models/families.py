@@ -1,7 +1,5 @@
 """A small random checkpoint of each model family."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

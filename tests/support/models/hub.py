@@ -1,7 +1,5 @@
 """A Hugging Face hub on this machine with good repositories and several bad ones."""
 
-from __future__ import annotations
-
 import hashlib
 import http.server
 import json

@@ -1,7 +1,5 @@
 """Configurations of the hub's repositories in the form of their files, but small."""
 
-from __future__ import annotations
-
 from typing import TYPE_CHECKING, Any
 
 from hippo.catalog.public_models import PUBLIC_TOWERS
@@ -21,14 +19,14 @@ _ARCHITECTURES = {
 }
 
 
-def hub_config(family: str, form: HubForm, ids: dict[str, int]) -> dict[str, Any]:
+def hub_config(family: str, form: "HubForm", ids: dict[str, int]) -> dict[str, Any]:
     """The config.json of a repository; ``ids`` are those of tokens."""
     make = {"internvl": _internvl, "llava_onevision": _llava}.get(family, _qwen)
     common = {"architectures": [_ARCHITECTURES[family]], "model_type": family}
     return common | make(family, form, ids)
 
 
-def _text(form: HubForm, ids: dict[str, int]) -> dict[str, Any]:
+def _text(form: "HubForm", ids: dict[str, int]) -> dict[str, Any]:
     """What the text models of all families have."""
     return {
         "hidden_size": form.width or form.num_heads * 16,
@@ -45,7 +43,7 @@ def _text(form: HubForm, ids: dict[str, int]) -> dict[str, Any]:
     }
 
 
-def _qwen(family: str, form: HubForm, ids: dict[str, int]) -> dict[str, Any]:
+def _qwen(family: str, form: "HubForm", ids: dict[str, int]) -> dict[str, Any]:
     """Qwen2-VL's and Qwen2.5-VL's are flat: the text model's settings stand beside the others."""
     common = {
         "vision_start_token_id": ids["<|vision_start|>"],
@@ -94,7 +92,7 @@ _EXPERTS = {
 }
 
 
-def _nested(family: str, form: HubForm, ids: dict[str, int]) -> dict[str, Any]:
+def _nested(family: str, form: "HubForm", ids: dict[str, int]) -> dict[str, Any]:
     text = _text(form, ids) | {
         "dtype": "bfloat16",
         "head_dim": 16,
@@ -125,7 +123,7 @@ def _nested(family: str, form: HubForm, ids: dict[str, int]) -> dict[str, Any]:
     return {"text_config": text, "vision_config": vision}
 
 
-def _llava(_family: str, form: HubForm, ids: dict[str, int]) -> dict[str, Any]:
+def _llava(_family: str, form: "HubForm", ids: dict[str, int]) -> dict[str, Any]:
     """Nested; whether embeddings are tied stands with the text model and not at the top."""
     text = _text(form, ids) | {
         "model_type": "qwen2",
@@ -156,7 +154,7 @@ def _llava(_family: str, form: HubForm, ids: dict[str, int]) -> dict[str, Any]:
     }
 
 
-def _internvl(_family: str, form: HubForm, ids: dict[str, int]) -> dict[str, Any]:
+def _internvl(_family: str, form: "HubForm", ids: dict[str, int]) -> dict[str, Any]:
     """Nested. Nothing at the top says that embeddings are not tied."""
     text = _text(form, ids) | {
         "head_dim": 32,

@@ -6,8 +6,6 @@ widths, depths and ids only: a vision tower's grid, the processors' settings and
 heads are the published ones. Qwen's files other than weights are also written at published sizes.
 """
 
-from __future__ import annotations
-
 import json
 from dataclasses import dataclass
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Small random InternVL checkpoints."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """A small byte-level tokenizer, for grammars."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers

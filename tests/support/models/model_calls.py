@@ -1,7 +1,5 @@
 """What services do with a model, as functions of it, to compare the same model on two devices."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import partial
 from typing import Any

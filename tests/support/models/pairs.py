@@ -1,7 +1,5 @@
 """Small random checkpoints as a pair of models, and frames for them."""
 
-from __future__ import annotations
-
 import asyncio
 import zlib
 from collections.abc import Iterable, Sequence

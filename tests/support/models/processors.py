@@ -1,8 +1,6 @@
 """Processors other than the one that runs the tests: torch's answers patched, or by switches of the
 libraries that multiply, which count from the start of a process."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any

@@ -5,8 +5,6 @@ counterpart stores what the quantised numbers stand for, which is what transform
 is to be compared with.
 """
 
-from __future__ import annotations
-
 import importlib
 import json
 from collections.abc import Callable, Mapping

@@ -1,7 +1,5 @@
 """A draft that is never right: the bundled draft's shape with random weights."""
 
-from __future__ import annotations
-
 import shutil
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """transformers' own forward, the reference that the adapter is held against."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any

@@ -4,8 +4,6 @@ It keeps a cache of ids the way a real one keeps keys and values, so a wrong rol
 slot shows in its output.
 """
 
-from __future__ import annotations
-
 import hashlib
 import threading
 from collections.abc import Callable, Generator, Sequence

@@ -1,7 +1,5 @@
 """Small tokenizers of the kinds that models have, and texts whose letters take several tokens."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers

@@ -4,8 +4,6 @@
 service.
 """
 
-from __future__ import annotations
-
 import os
 import sys
 import time

@@ -1,7 +1,5 @@
 """A hook of a toy model that stops the device where a test wants it."""
 
-from __future__ import annotations
-
 import threading
 from typing import Any
 

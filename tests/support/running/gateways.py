@@ -1,7 +1,5 @@
 """Gateways in this process, and what they are asked about toy models."""
 
-from __future__ import annotations
-
 import asyncio
 import base64
 import time

@@ -1,7 +1,5 @@
 """A model as its service describes it, for what needs no more of it."""
 
-from __future__ import annotations
-
 from hippo.types import ModelInfo
 
 

@@ -4,8 +4,6 @@
 its addresses. A name that is not there is looked up as ever.
 """
 
-from __future__ import annotations
-
 import os
 import socket
 import sys

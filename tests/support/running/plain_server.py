@@ -1,7 +1,5 @@
 """An OpenAI-compatible server of text that knows nothing of hippo, on a port of its own."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import socket

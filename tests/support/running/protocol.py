@@ -6,8 +6,6 @@ that both sides understand: additions are, anything else needs a new PROTOCOL_VE
 (hippo/types.py), by which a mixed pair is refused.
 """
 
-from __future__ import annotations
-
 import json
 import sys
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """Real services on port 0 around any model, and a relay between a draft and a target."""
 
-from __future__ import annotations
-
 import asyncio
 import dataclasses
 from collections.abc import AsyncIterator, Callable

@@ -1,7 +1,5 @@
 """Running processes of a pair, started as ``hippo up`` does, with what is behind the gateway."""
 
-from __future__ import annotations
-
 import itertools
 import os
 import socket

@@ -1,7 +1,5 @@
 """A server on loopback whose connections a test serves itself."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import ssl

@@ -6,8 +6,6 @@ with its own arguments, environment, session and output. Services that a `hippo`
 not forked: tests/e2e/commands/test_wheel.py starts them as a user does.
 """
 
-from __future__ import annotations
-
 import contextlib
 import ctypes
 import gc

@@ -1,7 +1,5 @@
 """What only Python's garbage collector would free."""
 
-from __future__ import annotations
-
 import contextlib
 import gc
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """The files of the stack in containers, and the programs that read them."""
 
-from __future__ import annotations
-
 import functools
 import os
 import re

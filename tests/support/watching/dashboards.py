@@ -1,7 +1,5 @@
 """The panels of the Grafana dashboards in deploy/grafana."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import dataclass
 from pathlib import Path

@@ -1,7 +1,5 @@
 """What a process exports against what hippo.metrics declares."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 
 from prometheus_client.parser import text_string_to_metric_families

@@ -1,7 +1,5 @@
 """An OTLP receiver in this process, over HTTP, and the spans that it was sent."""
 
-from __future__ import annotations
-
 import http.server
 import threading
 from collections.abc import Iterator

@@ -1,8 +1,6 @@
 """A real Prometheus with this project's rules, in a hurry: it scrapes twice a second, rates look
 back a few seconds, and alerts fire at once."""
 
-from __future__ import annotations
-
 import math
 import re
 import shutil

@@ -1,7 +1,5 @@
 """Settings and request values are held to what they may be, and errors say what would be right."""
 
-from __future__ import annotations
-
 import math
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Which files requests may name by path."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 from unittest.mock import Mock

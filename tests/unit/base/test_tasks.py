@@ -1,7 +1,5 @@
 """Things done at once: none goes on when another has failed; and log lines."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import logging

@@ -1,7 +1,5 @@
 """Texts are bounded before they are tokenized whole."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor

@@ -1,7 +1,5 @@
 """What ``python -m bench.all`` would run."""
 
-from __future__ import annotations
-
 import pytest
 
 from bench import __main__ as latency

@@ -1,7 +1,5 @@
 """What scripts of ``bench`` write from the code and from figures is up to date."""
 
-from __future__ import annotations
-
 import json
 import re
 from itertools import islice

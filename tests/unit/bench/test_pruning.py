@@ -1,7 +1,5 @@
 """``python -m bench.pruning``: agreement along the target's outputs, whole experiments, figures."""
 
-from __future__ import annotations
-
 import json
 import signal
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """From answers to the rows of tables, and growth of memory."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """Which drafts and targets may work together."""
 
-from __future__ import annotations
-
 import dataclasses
 
 import pytest

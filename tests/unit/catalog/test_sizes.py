@@ -1,7 +1,5 @@
 """Sizes worked out from a configuration are those of the model that is loaded."""
 
-from __future__ import annotations
-
 import argparse
 import copy
 import json

@@ -1,7 +1,5 @@
 """``hippo caption`` against a server that begins to refuse; the pictures of a recording."""
 
-from __future__ import annotations
-
 import base64
 import io
 import json

@@ -1,7 +1,5 @@
 """Which failure it is: the doctor's judgement of figures."""
 
-from __future__ import annotations
-
 import re
 
 import pytest

@@ -1,7 +1,5 @@
 """What the options of ``hippo up`` come to."""
 
-from __future__ import annotations
-
 import argparse
 import io
 import os

@@ -1,7 +1,5 @@
 """From answers to figures and to tables."""
 
-from __future__ import annotations
-
 import io
 import re
 from dataclasses import replace

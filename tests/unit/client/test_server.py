@@ -1,7 +1,5 @@
 """Any server: its address, models and requests, and event streams with what is measured on them."""
 
-from __future__ import annotations
-
 import json
 import socket
 import threading

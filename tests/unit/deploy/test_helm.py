@@ -1,7 +1,5 @@
 """The Helm chart, rendered by Helm's own library and held to the schemas of Kubernetes' API."""
 
-from __future__ import annotations
-
 import functools
 from typing import Any
 

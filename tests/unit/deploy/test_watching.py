@@ -1,7 +1,5 @@
 """Dashboards, rules and docs against the metrics that there are."""
 
-from __future__ import annotations
-
 import json
 import re
 import shutil

@@ -1,7 +1,5 @@
 """How many threads torch uses, thread by thread."""
 
-from __future__ import annotations
-
 import os
 import threading
 from collections.abc import Callable, Iterator

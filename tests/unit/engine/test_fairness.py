@@ -1,7 +1,5 @@
 """How long prefills may hold up the sequences that run."""
 
-from __future__ import annotations
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st

@@ -1,7 +1,5 @@
 """Which sequences of a draft may run their vision tower before their selection has come."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import pytest

@@ -1,7 +1,5 @@
 """Jobs take turns by age and end with their sequence."""
 
-from __future__ import annotations
-
 import time
 import weakref
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """Decoded media are kept by content, and decoded once for all who want them at once."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Callable
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """From an opened request to its prompt."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Iterator
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """Which slot a sequence takes, and who waits for one."""
 
-from __future__ import annotations
-
 import asyncio
 import random
 

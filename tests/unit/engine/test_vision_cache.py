@@ -1,7 +1,5 @@
 """The vision cache: least recently used, bounded in bytes."""
 
-from __future__ import annotations
-
 import torch
 
 from hippo.engine.bounded import VisionCache

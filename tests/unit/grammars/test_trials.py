@@ -1,7 +1,5 @@
 """What a client's grammar may cost, and that nobody else waits for it."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import itertools

@@ -1,7 +1,5 @@
 """Which frames are looked at, and their sizes: the reference's, within the budget of tokens."""
 
-from __future__ import annotations
-
 import dataclasses
 import math
 import random

@@ -1,7 +1,5 @@
 """One loaded model of each kind, and the same checkpoint in transformers."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple

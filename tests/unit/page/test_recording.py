@@ -1,7 +1,5 @@
 """The page's files, and the one file of a recording."""
 
-from __future__ import annotations
-
 import base64
 import hashlib
 import json

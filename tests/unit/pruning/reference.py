@@ -1,7 +1,5 @@
 """The scores and strategies of the papers, written as plain loops over tokens."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Sequence
 

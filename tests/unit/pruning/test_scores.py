@@ -1,7 +1,5 @@
 """Scores of visual tokens, against plain loops over them."""
 
-from __future__ import annotations
-
 from typing import get_args
 
 import pytest

@@ -1,7 +1,5 @@
 """Which visual tokens each strategy chooses, blindly or by what the target saw in them."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from hypothesis import given, settings

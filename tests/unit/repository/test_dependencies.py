@@ -1,7 +1,5 @@
 """pyproject.toml declares what the code imports; commands say which package is missing."""
 
-from __future__ import annotations
-
 import ast
 import functools
 import os

@@ -1,7 +1,5 @@
 """The rules that keep the parts apart; the page on the architecture names what there is."""
 
-from __future__ import annotations
-
 import ast
 import importlib
 import re

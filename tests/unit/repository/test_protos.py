@@ -1,8 +1,6 @@
 """Services of this tree and of the last release understand each other; the committed stubs are
 those of the committed protos, and the protos are documented."""
 
-from __future__ import annotations
-
 import re
 import subprocess
 import sys

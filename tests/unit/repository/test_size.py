@@ -1,7 +1,5 @@
 """The repository grows by decision only (CONTRIBUTING.md, "Size")."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest
@@ -9,7 +7,7 @@ import pytest
 ROOT = Path(__file__).resolve().parents[3]
 
 # Lower a limit when you delete; a feature that is worth its lines pays for them elsewhere.
-LIMITS = {"serves": 34_141, "lab": 14_466, "tests": 38_441}
+LIMITS = {"serves": 33_693, "lab": 14_262, "tests": 37_903}
 SLACK = 200  # lines that a limit may lie above the count
 
 MOST_LINES = 350

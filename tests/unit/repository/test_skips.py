@@ -1,7 +1,5 @@
 """With HIPPO_NO_SKIPS=1 a test is left out only for a reason that a machine of CI can have."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """A stream's end, however it comes, reaches whoever iterates over it."""
 
-from __future__ import annotations
-
 import asyncio
 import weakref
 from typing import Any
@@ -29,11 +27,11 @@ async def test_an_error_of_the_transport_is_raised_where_the_stream_is_read() ->
 class Media:
     """Stands for a message with media, and for its bytes; is in ``living`` until it is deleted."""
 
-    def __init__(self, living: weakref.WeakSet[Media]) -> None:
+    def __init__(self, living: "weakref.WeakSet[Media]") -> None:
         self._living = living
         living.add(self)
 
-    def SerializeToString(self) -> Media:
+    def SerializeToString(self) -> "Media":
         return Media(self._living)
 
 

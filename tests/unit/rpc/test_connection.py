@@ -1,7 +1,5 @@
 """How long a client waits for a service that is there."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 

@@ -1,7 +1,5 @@
 """The probe of containers, against real servers."""
 
-from __future__ import annotations
-
 import asyncio
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """Which of gRPC's own log lines a server passes on."""
 
-from __future__ import annotations
-
 import logging
 
 import pytest

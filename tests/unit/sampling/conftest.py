@@ -1,7 +1,5 @@
 """The devices that sampling is tested on."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

@@ -1,7 +1,5 @@
 """A second, plain implementation of the token rule, one row and one id at a time."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 

@@ -1,7 +1,5 @@
 """What the sampler draws: the filtered softmax, and as much agreement as coupling promises."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

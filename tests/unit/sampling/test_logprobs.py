@@ -1,7 +1,5 @@
 """Log-probabilities of chosen tokens: what they are of, what they cost, whom they concern."""
 
-from __future__ import annotations
-
 from itertools import chain
 
 import pytest

@@ -1,7 +1,5 @@
 """Masks of a grammar follow the ids that they are given, whatever was verified and rejected."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 from collections.abc import Iterator, Sequence

@@ -1,7 +1,5 @@
 """The noise: the same bits everywhere, Gumbel in distribution, never infinite."""
 
-from __future__ import annotations
-
 import math
 
 import pytest

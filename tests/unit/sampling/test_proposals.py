@@ -1,7 +1,5 @@
 """What a draft proposes: its two best choices, and the best ones with less noise."""
 
-from __future__ import annotations
-
 import math
 
 import pytest

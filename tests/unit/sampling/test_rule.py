@@ -1,7 +1,5 @@
 """The rule's filters, ties, penalties and extremes, against plain Python."""
 
-from __future__ import annotations
-
 import dataclasses
 import math
 

@@ -1,7 +1,5 @@
 """The sampler with a memory: blocks equal single rows, whatever came before."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import pytest

@@ -1,7 +1,5 @@
 """The values of /metrics, each of which has a number of its own here."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 from typing import Any
 

@@ -1,7 +1,5 @@
 """What the operator says about reuse."""
 
-from __future__ import annotations
-
 import pytest
 
 from hippo.base.config import SettingsError, load_settings

@@ -1,7 +1,5 @@
 """What a soak counts as growth and as a problem, and a broken promise beside an attacker."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 import time

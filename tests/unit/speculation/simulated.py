@@ -1,7 +1,5 @@
 """Toy models, and simulated sequences that check what must hold of every one."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Callable, Sequence
 from hashlib import blake2b

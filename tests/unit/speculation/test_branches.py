@@ -1,7 +1,5 @@
 """What draft and target do with branches: what follows if the draft's second choice is right."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Callable, Sequence
 

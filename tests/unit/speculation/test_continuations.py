@@ -1,7 +1,5 @@
 """Guesses from what was said before."""
 
-from __future__ import annotations
-
 from hypothesis import given, settings
 from hypothesis import strategies as st
 

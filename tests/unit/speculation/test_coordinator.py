@@ -1,7 +1,5 @@
 """What the gateway's side relays and holds back."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Sequence
 

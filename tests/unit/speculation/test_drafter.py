@@ -1,7 +1,5 @@
 """What the draft's side feeds, sends and takes back."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

@@ -1,7 +1,5 @@
 """What the adaptive policy measures, and the draft lengths that follow from it."""
 
-from __future__ import annotations
-
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st

@@ -1,7 +1,5 @@
 """Adaptive is never much slower than target-only, whatever the draft does; all in virtual time."""
 
-from __future__ import annotations
-
 import itertools
 import math
 import random

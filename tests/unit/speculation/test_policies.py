@@ -1,7 +1,5 @@
 """Which pace each policy sets, and what the adaptive one learns."""
 
-from __future__ import annotations
-
 import random
 
 import pytest

@@ -1,7 +1,5 @@
 """How a draft learns the weight of the noise in its choices."""
 
-from __future__ import annotations
-
 from hippo.speculation.sharpness import SHARPNESSES, Sharpness, SharpnessByTemperature
 
 

@@ -1,7 +1,5 @@
 """The three cores together, over toy models and whatever a network and a draft may do."""
 
-from __future__ import annotations
-
 import itertools
 import random
 from collections.abc import Callable, Sequence

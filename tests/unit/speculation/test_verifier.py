@@ -1,7 +1,5 @@
 """What the target's side settles, queues, waits for and drops."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Which client's item is decoded next."""
 
-from __future__ import annotations
-
 import asyncio
 
 import pytest

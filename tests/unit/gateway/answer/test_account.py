@@ -1,7 +1,5 @@
 """What an answer adds to the metrics."""
 
-from __future__ import annotations
-
 from unittest.mock import Mock
 
 import pytest

@@ -1,7 +1,5 @@
 """Several completions read as one, whatever happens to one of them."""
 
-from __future__ import annotations
-
 import asyncio
 from typing import cast
 
@@ -27,7 +25,7 @@ class _Completion:
         self.error: HippoError | None = None
         self.record = AnswerRecord("off", received_ns=0)
 
-    async def __aenter__(self) -> _Completion:
+    async def __aenter__(self) -> "_Completion":
         return self
 
     async def __aexit__(self, *exc_info: object) -> None:

@@ -1,7 +1,5 @@
 """The events of a stream: who wrote each token, and where it stood in its block."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

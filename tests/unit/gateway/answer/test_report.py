@@ -1,7 +1,5 @@
 """The figures that an answer carries about its own making."""
 
-from __future__ import annotations
-
 import pytest
 
 from gateway.answer.report import AnswerRecord, Timeline, client_metrics, figures

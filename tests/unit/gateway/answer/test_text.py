@@ -1,7 +1,5 @@
 """From token ids and verdicts to an answer's text, whatever blocks the tokens came in."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from itertools import cycle, islice
 

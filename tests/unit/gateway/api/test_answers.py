@@ -1,7 +1,5 @@
 """POST /tokenize for a client that does not wait for it, and events as clients parse them."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 from types import SimpleNamespace

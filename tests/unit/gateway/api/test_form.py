@@ -1,7 +1,5 @@
 """The file of a form, however its body is cut into pieces."""
 
-from __future__ import annotations
-
 from collections.abc import AsyncIterator, Iterable
 
 import httpx

@@ -1,7 +1,5 @@
 """What a request says about frames and sizes, in the words of vLLM's clients."""
 
-from __future__ import annotations
-
 import dataclasses
 from contextlib import nullcontext
 from typing import Any

@@ -2,8 +2,6 @@
 
 docs/api.md names every field of a request and of an answer's figures, and every kind of event."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Iterator

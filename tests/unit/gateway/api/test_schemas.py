@@ -1,7 +1,5 @@
 """What a request may say, and what becomes of it; a service's error is in the client's words."""
 
-from __future__ import annotations
-
 import dataclasses
 import re
 from typing import Any

@@ -1,7 +1,5 @@
 """Pruning strategies and presets: what a request gets, and what it is refused."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 from typing import Any

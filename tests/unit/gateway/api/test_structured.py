@@ -1,7 +1,5 @@
 """Which forms of an answer are taken, and the grammars that they become."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """What target-only decoding would take, and the requests that are run to know it."""
 
-from __future__ import annotations
-
 import pytest
 
 from gateway.answer.report import AnswerRecord

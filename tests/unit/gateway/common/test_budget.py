@@ -1,7 +1,5 @@
 """The bytes that requests hold in memory."""
 
-from __future__ import annotations
-
 import pytest
 
 from gateway.common.budget import FREE_BYTES, ByteBudget, Holding, MemoryFullError

@@ -1,7 +1,5 @@
 """Settings of the gateway that would fail only later."""
 
-from __future__ import annotations
-
 import pytest
 
 from gateway.common.config import GatewaySettings

@@ -1,7 +1,5 @@
 """API keys and their limits."""
 
-from __future__ import annotations
-
 import hashlib
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Connections to the gateway's socket: how many, and how long a head may take."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import resource

@@ -1,7 +1,5 @@
 """Values of a JSON text, counted before it is parsed."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 

@@ -1,7 +1,5 @@
 """What the middleware refuses before a route sees it."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import AbstractAsyncContextManager, asynccontextmanager

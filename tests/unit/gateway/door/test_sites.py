@@ -1,7 +1,5 @@
 """What pages of other sites may do."""
 
-from __future__ import annotations
-
 import asyncio
 from typing import Any
 

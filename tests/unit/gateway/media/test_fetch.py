@@ -1,7 +1,5 @@
 """Which URLs are fetched, and what may go wrong."""
 
-from __future__ import annotations
-
 import asyncio
 import re
 import socket

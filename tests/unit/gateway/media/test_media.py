@@ -1,7 +1,5 @@
 """Where media may come from."""
 
-from __future__ import annotations
-
 import asyncio
 import base64
 import io

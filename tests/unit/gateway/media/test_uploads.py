@@ -1,7 +1,5 @@
 """Uploaded videos: kept for a while, bounded, and each its owner's."""
 
-from __future__ import annotations
-
 import errno
 import fcntl
 import os

@@ -1,7 +1,5 @@
 """Which services a request gets, and what the gateway says of those it finds."""
 
-from __future__ import annotations
-
 import dataclasses
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Services whose addresses a name lists: they come, go, and stay while the name cannot be read."""
 
-from __future__ import annotations
-
 import asyncio
 import socket
 from collections.abc import AsyncIterator

@@ -1,7 +1,5 @@
 """Which target and which draft a sequence has, when services are full or break."""
 
-from __future__ import annotations
-
 import asyncio
 import time
 from collections.abc import Callable

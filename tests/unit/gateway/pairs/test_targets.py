@@ -1,7 +1,5 @@
 """The order in which services are asked, and what a refusal leads to."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """Which option an answer chooses, in the many ways in which models say it."""
 
-from __future__ import annotations
-
 import pytest
 
 from hippo.lab.benchmark.choices import choice_in

@@ -1,7 +1,5 @@
 """Questions of published benchmarks, from files in the form in which they are published."""
 
-from __future__ import annotations
-
 import json
 import sys
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The closed loop against real HTTP servers; a stopped measurement goes on with its answers."""
 
-from __future__ import annotations
-
 import errno
 import os
 from collections import Counter

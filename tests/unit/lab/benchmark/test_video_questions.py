@@ -1,7 +1,5 @@
 """Files of questions, right answers, and rows by category with scores."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

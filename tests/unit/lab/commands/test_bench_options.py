@@ -1,7 +1,5 @@
 """What the options of ``hippo bench`` come to, and what stops the questions of a file."""
 
-from __future__ import annotations
-
 import argparse
 import json
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The draft in training computes what the draft in serving computes, for each family."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """Questions, batches, the file of answers, and the training with its resumption."""
 
-from __future__ import annotations
-
 import json
 import multiprocessing
 import random

@@ -1,7 +1,5 @@
 """Step times that are computed, against those of docs/gpu.json."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 from collections.abc import Iterator

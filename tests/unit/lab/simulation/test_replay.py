@@ -1,7 +1,5 @@
 """Traces, and replays against closed forms and what must hold of any prediction."""
 
-from __future__ import annotations
-
 import dataclasses
 import itertools
 import json

@@ -1,7 +1,5 @@
 """The early-layer tap scores visual tokens as transformers' own layers would, float32."""
 
-from __future__ import annotations
-
 import dataclasses
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The cache's dtype and memory, and how the rows of a forward are laid out."""
 
-from __future__ import annotations
-
 import logging
 from typing import Any
 

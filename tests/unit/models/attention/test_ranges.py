@@ -4,8 +4,6 @@ The operator of a GPU is replaced by tests/support/devices/flash_operator.py, an
 against plain arithmetic where there is a GPU.
 """
 
-from __future__ import annotations
-
 import itertools
 import logging
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """Mixtures of experts: what is counted, refused and captured."""
 
-from __future__ import annotations
-
 import shutil
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Each family's model gives what transformers gives, float32."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

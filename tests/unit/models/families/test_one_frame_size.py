@@ -1,7 +1,5 @@
 """InternVL and LLaVA-OneVision, whose frames have one size."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from collections.abc import Sequence

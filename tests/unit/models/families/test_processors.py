@@ -1,7 +1,5 @@
 """Every dtype is served on processors that lack what makes it fast."""
 
-from __future__ import annotations
-
 import itertools
 import sys
 from pathlib import Path

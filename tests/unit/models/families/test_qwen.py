@@ -1,7 +1,5 @@
 """Qwen: prompts are those of transformers' processor to the last bit; what a forward computes."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace

@@ -1,7 +1,5 @@
 """Vision towers: pixels are bytes, products and windows give what transformers' modules give."""
 
-from __future__ import annotations
-
 import itertools
 import weakref
 from collections.abc import Iterator

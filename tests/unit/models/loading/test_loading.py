@@ -1,7 +1,5 @@
 """Loading checkpoints: what is served, and what is said when they cannot be."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """Memory: what a service counts, as ``hippo sizes`` does, what is refused, and what it chooses."""
 
-from __future__ import annotations
-
 import dataclasses
 import logging
 from functools import cache

@@ -1,7 +1,5 @@
 """What loading and reading a prompt take at most is what was computed."""
 
-from __future__ import annotations
-
 import dataclasses
 import subprocess
 import sys

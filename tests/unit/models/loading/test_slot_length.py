@@ -1,7 +1,5 @@
 """A slot that caches less than the context: a draft's, for pruned prompts. Float32."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import NamedTuple
 

@@ -1,7 +1,5 @@
 """Media by content: equal digests are equal features, and what is known is not computed again."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
 

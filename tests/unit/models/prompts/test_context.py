@@ -1,7 +1,5 @@
 """The choice of the context length from the memory beside the weights."""
 
-from __future__ import annotations
-
 import dataclasses
 from typing import Any
 

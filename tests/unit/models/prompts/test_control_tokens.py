@@ -1,7 +1,5 @@
 """What a client writes is text, even the name of a control token, unless the request says so."""
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Collection, Sequence
 from functools import partial

@@ -1,7 +1,5 @@
 """Which rows of a prompt count as the question about its videos."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """Products equal torch's whatever the processor packs."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from types import SimpleNamespace
 

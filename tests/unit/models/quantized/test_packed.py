@@ -1,7 +1,5 @@
 """The kernel for few rows reads quantised weights; its source is also run on this CPU."""
 
-from __future__ import annotations
-
 import ctypes
 import importlib
 import logging

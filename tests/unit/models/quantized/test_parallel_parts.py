@@ -1,7 +1,5 @@
 """What tensor parallelism is made of: refusals before loading, commands, failures of rank 0."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """Which forms of quantised checkpoints are served, and what is said of the others."""
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Callable
 from contextlib import nullcontext

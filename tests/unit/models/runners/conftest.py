@@ -1,7 +1,5 @@
 """A model with ordinary steps, and prompts for its slots."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any, NamedTuple
 

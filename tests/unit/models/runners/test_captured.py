@@ -1,7 +1,5 @@
 """Steps by CUDA graphs give what ordinary steps give, by one graph for all slots and lengths."""
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import itertools

@@ -1,8 +1,6 @@
 """What services do with a model, on a real GPU: the numbers are those of the CPU in float32, and
 the host waits for nothing inside a step."""
 
-from __future__ import annotations
-
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext

@@ -1,7 +1,5 @@
 """Steps of fixed shape give what ordinary steps give; a row's bits do not depend on the rest."""
 
-from __future__ import annotations
-
 import itertools
 from pathlib import Path
 

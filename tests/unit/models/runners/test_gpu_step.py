@@ -3,8 +3,6 @@
 docs/performance.md has the numbers of operations; the GPU is a pretended one.
 """
 
-from __future__ import annotations
-
 import importlib
 from collections.abc import Iterator
 from pathlib import Path

@@ -1,7 +1,5 @@
 """A decode step at a long context moves what it moves at a short one, but for attention's reads."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """A prefill with a helper leaves what a prefill alone leaves: logits, cache and scores."""
 
-from __future__ import annotations
-
 import dataclasses
 import time
 from collections.abc import Iterator

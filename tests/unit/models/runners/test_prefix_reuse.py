@@ -1,7 +1,5 @@
 """Which rows two sequences share, and a prefill that goes on behind them, float32."""
 
-from __future__ import annotations
-
 import dataclasses
 import itertools
 import random

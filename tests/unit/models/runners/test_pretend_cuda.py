@@ -1,8 +1,6 @@
 """All that a model does on one GPU, on a pretended one: tensors meet where they are, the host waits
 for nothing inside a step, and the numbers are those of the CPU. Kernels are not what is tested."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
