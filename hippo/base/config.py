@@ -110,7 +110,7 @@ def check_ranges(settings: "DataclassInstance") -> None:
             words = f"above {above:g}" + (f" and at most {most:g}" if most < math.inf else "")
         else:
             words = f"{least:g} to {most:g}" if most < math.inf else f"at least {least:g}"
-        auto = ", or auto" if "|" in str(spec.type) else ""
+        auto = ", or auto" if typing.get_args(spec.type) else ""
         raise SettingsError(f"{flag(spec.name)} is {value}; it must be {words}{auto}")
 
 

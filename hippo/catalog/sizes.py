@@ -58,10 +58,10 @@ a layer's attention."""
 SCORED_LOGITS = 1 << 23
 """Most logits in memory at once when a layer is scored."""
 
-VISION_PATCHES, VISION_FRAMES = 4096, 6
-"""The part of a video in one run of the vision tower, between which other sequences step:
-Qwen-VL's and InternVL's patches, LLaVA-OneVision's frames (of 729 patches). A part has enough rows
-for a GPU; on a CPU core, parts of 4,096 patches take two thirds of the time of parts of 16,384."""
+VISION_PATCHES, CPU_VISION_PATCHES = 4096, 1024
+"""Patches of a video in one run of the vision tower, on a GPU and on a CPU. Other sequences step
+between two runs, and a prefill helper begins behind the first. A GPU needs this many rows; on a CPU
+core, parts of 4,096 patches take two thirds of the time of parts of 16,384."""
 
 IMAGE_TOKENS = 4096
 """Tokens of an image for which memory is planned; the vision towers do not split an image. A larger

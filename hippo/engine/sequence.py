@@ -155,13 +155,22 @@ class EngineSequence(ABC):
         self, host: SequenceHost, *, is_needed: bool = True
     ) -> Generator[None, None, torch.Tensor | None]:
         """Runs the vision tower in pieces if ``is_needed``, and returns its output; frees the
-        pixels, which nothing needs any more (device thread)."""
+        pixels, which nothing needs any more (device thread). ``help`` gets each piece."""
         prompt, self.prompt = self.prompt, self.prompt.without_pixels()
         if not is_needed:
             return None
         before_ns = self.device_ns
         self.stages.tower_began_ns = perf_counter_ns() if prompt.items else 0
-        visual = yield from host.model.embed_pieces(prompt, host.vision_cache)
+        pieces = host.model.embed_pieces(prompt, host.vision_cache)
+        while True:
+            try:
+                rows = next(pieces)
+            except StopIteration as end:
+                visual: torch.Tensor | None = end.value
+                break
+            if self.help is not None:
+                self.help.add_features(rows)
+            yield
         self.stages.tower_ended_ns = perf_counter_ns()
         self.vision_ns = self.device_ns - before_ns
         return visual

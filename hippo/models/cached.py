@@ -90,7 +90,7 @@ class CachedModel:
     @torch.inference_mode()
     def embed_pieces(
         self, prompt: Prompt, cache: FeatureCache | None = None
-    ) -> Generator[None, None, torch.Tensor | None]:
+    ) -> Generator[torch.Tensor, None, torch.Tensor | None]:
         """See VideoLanguageModel.embed_pieces.
 
         The rows of videos, which are prunable, come first, followed by the rows of images and
@@ -106,12 +106,17 @@ class CachedModel:
                 parts = []
                 for part in self._tower.embed_item(item):
                     parts.append(part)
-                    yield
+                    yield part
                 features = _joined(parts)
                 if cache is not None:
                     cache.put(item.digest, features)
+            else:
+                yield features
             rows.append(features)
-        return _joined([*rows, *self._tower.embed_others(prompt)])
+        for others in self._tower.embed_others(prompt):
+            yield others
+            rows.append(others)
+        return _joined(rows)
 
     @torch.inference_mode()
     def copy_rows(self, source: int, slot: int, num_rows: int) -> None:
@@ -126,7 +131,6 @@ class CachedModel:
         kept: torch.Tensor | None,
         tap: AttentionTap | None = None,
         num_reused: int = 0,
-        help: PrefillHelp | None = None,
     ) -> Generator[torch.Tensor | None]:
         """See VideoLanguageModel.prefill; each layer group takes a long prompt in chunks.
 
@@ -164,6 +168,12 @@ class CachedModel:
             logits = self._stack.logits(hidden[-1:])[0]
         self._finish_slot(slot, prompt, num_reused + hidden.shape[0])
         yield logits
+
+    def begin_help(
+        self, slot: int, prompt: Prompt, tap: AttentionTap | None, num_reused: int
+    ) -> PrefillHelp | None:
+        """See VideoLanguageModel.begin_help; HelpedModel has a helper."""
+        return None
 
     def _make_scorer(self, tap: AttentionTap, prompt: Prompt, slot: int, num_reused: int) -> Scorer:
         assert 0 < tap.num_layers <= self.num_layers, (tap.num_layers, self.num_layers)

@@ -42,6 +42,10 @@ class HelpWith:
         firsts = range(self.num_reused, self.num_rows, self.chunk_rows)
         return [(first, min(first + self.chunk_rows, self.num_rows)) for first in firsts]
 
+    def parts(self) -> list[tuple[int, int]]:
+        """Returns the first row and the end of all that the helper runs."""
+        return [(0, self.num_reused)] * bool(self.num_reused) + self.bounds()
+
 
 @dataclass(frozen=True, slots=True)
 class Abandon:

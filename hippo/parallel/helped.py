@@ -9,8 +9,8 @@ helper does not send in time, the model computes.
 """
 
 import itertools
-from collections.abc import Callable, Generator
-from dataclasses import dataclass, field, replace
+from collections.abc import Generator
+from dataclasses import dataclass, replace
 from time import perf_counter
 
 import torch
@@ -21,7 +21,9 @@ from hippo.models.attention.rows import layer_groups
 from hippo.models.attention.tap import AttentionScorer
 from hippo.models.cached import CachedModel
 from hippo.models.families.family import Family
-from hippo.models.interface.base import AttentionTap, PrefillHelp, Prompt
+from hippo.models.interface.base import AttentionTap, Prompt
+from hippo.models.interface.content import has_visual_from
+from hippo.models.interface.transfer import to_device
 from hippo.models.loading.pretrained import Pretrained
 from hippo.parallel.help import HelpWith
 from hippo.parallel.helper_link import Help, HelperLink
@@ -36,6 +38,7 @@ class HelpedModel(CachedModel):
     def __init__(self, loaded: Pretrained, family: Family) -> None:
         super().__init__(loaded, family)
         self.helper: HelperLink | None = None
+        self._feature_parts = loaded.shape.tower.feature_parts
         self._speed = _Speed(self.num_layers)
 
     def prefill(
@@ -46,82 +49,25 @@ class HelpedModel(CachedModel):
         kept: torch.Tensor | None,
         tap: AttentionTap | None = None,
         num_reused: int = 0,
-        help: PrefillHelp | None = None,
     ) -> Generator[torch.Tensor | None]:
         """See VideoLanguageModel.prefill."""
-        helper = self.helper if help is not None and kept is None else None
-        if (
-            help is not None
-            and helper is not None
-            and self._can_help(helper, prompt, visual, tap, num_reused)
-        ):
-            state = self._begin_with_help(helper, slot, prompt, visual, tap, num_reused)
-            del visual
-            yield from self._prefill_with_help(state, prompt, help)
-            return
-        num_rows = prompt.length - num_reused
         pieces = super().prefill(slot, prompt, visual, kept, tap, num_reused)
         del visual
+        num_rows = prompt.length - num_reused
         yield from pieces if kept is not None else self._speed.measured(pieces, num_rows)
 
-    def _can_help(
-        self,
-        helper: HelperLink,
-        prompt: Prompt,
-        visual: torch.Tensor | None,
-        tap: AttentionTap | None,
-        num_reused: int,
-    ) -> bool:
-        """Whether help makes the prefill shorter: of one chunk nothing overlaps; rows that the
-        model has are run again by the helper, which costs a chunk's time at most; and alignment
-        needs the hidden states of all rows between two layers, which are not sent."""
-        num_rows = prompt.length - num_reused
-        has_features = visual is not None or not prompt.visual_indices.shape[0]
-        return (
-            helper.is_free
-            and num_rows > chunk_rows_for(num_rows)
-            and num_reused <= chunk_rows_for(num_rows)
-            and prompt.length < self._cache.shape.capacity
-            and has_features
-            and (tap is None or not tap.is_alignment)
-        )
-
-    def _prefill_with_help(
-        self, state: "_HelpedPrefill", prompt: Prompt, help: PrefillHelp
-    ) -> Generator[torch.Tensor | None]:
-        try:
-            for index in range(len(state.chunks)):
-                yield from self._wait_for_chunk(state, index)
-                first = state.helper.num_layers if index < state.num_come else 0
-                yield from self._run_layers_from(first, state, index)
-        finally:
-            state.give_up()
-        with torch.inference_mode():
-            logits = self._stack.logits(state.hidden[-1:])[0]
-        num_rows = state.hidden.shape[0]
-        self._finish_slot(state.slot, prompt, state.num_reused + num_rows)
-        if state.num_come:
-            help.num_rows = state.chunks[state.num_come - 1][0].stop
-            help.helper_ns = int(1e9 * (state.came_s - state.began_s))
-            alone_s = self._speed.seconds_for(num_rows, self.num_layers)
-            help.saved_ns = int(1e9 * (alone_s - (perf_counter() - state.began_s)))
-        yield logits
-
     @torch.inference_mode()
-    def _begin_with_help(
-        self,
-        helper: HelperLink,
-        slot: int,
-        prompt: Prompt,
-        visual: torch.Tensor | None,
-        tap: AttentionTap | None,
-        num_reused: int,
-    ) -> "_HelpedPrefill":
-        hidden, rotary, added = self._prompt_rows(prompt, visual, None, 0)
-        num_rows = hidden.shape[0]
-        self._begin_slot(slot, prompt, num_rows)
-        chunk_rows = chunk_rows_for(num_rows - num_reused)
-        chunks = self._chunks(slot, num_reused, num_rows - num_reused, chunk_rows)
+    def begin_help(
+        self, slot: int, prompt: Prompt, tap: AttentionTap | None, num_reused: int
+    ) -> "_HelpedPrefill | None":
+        """See VideoLanguageModel.begin_help."""
+        helper = self.helper
+        if helper is None or not self._can_help(helper, prompt, tap, num_reused):
+            return None
+        self._begin_slot(slot, prompt, prompt.length)
+        num_rows = prompt.length - num_reused
+        chunk_rows = chunk_rows_for(num_rows)
+        chunks = self._chunks(slot, num_reused, num_rows, chunk_rows)
         scorer: AttentionScorer | None = None
         tapped: tuple[tuple[int, ...], ...] = ((),) * len(chunks)
         if tap is not None:
@@ -129,35 +75,71 @@ class HelpedModel(CachedModel):
                 tap, prompt, num_reused, self._cache, slot, self._stack.scaling
             )
             tapped = tuple(tuple(scorer.text_in(rows).tolist()) for rows, _ in chunks)
+        num_added = self._feature_parts - 1 if prompt.items else 0
         command = HelpWith(
             number=helper.next_number(),
             num_reused=num_reused,
-            num_rows=num_rows,
+            num_rows=prompt.length,
             chunk_rows=chunk_rows,
-            num_added=min(len(added), helper.num_layers),
+            num_added=min(num_added, helper.num_layers),
             num_tapped=0 if scorer is None else min(scorer.num_layers, helper.num_layers),
             tapped=tapped,
         )
-
-        def inputs(first: int, end: int) -> list[torch.Tensor]:
-            given = [hidden[first:end], rotary[first:end]]
-            theirs = added[: helper.num_layers]
-            return [*given, _added_to(theirs, hidden, first, end)] if theirs else given
-
-        return _HelpedPrefill(
+        device = self.embedding.device
+        hidden = torch.embedding(self.embedding, to_device(prompt.input_ids, device))
+        places = torch.cat((prompt.visual_indices, prompt.other_indices))
+        state = _HelpedPrefill(
+            model=self,
             slot=slot,
-            hidden=hidden[num_reused:],
-            rotary=rotary[num_reused:],
-            added=lambda rows: _added_to(
-                added, hidden, rows.start + num_reused, rows.stop + num_reused
-            ),
-            num_added=len(added),
+            prompt=prompt,
+            hidden=hidden,
+            rotary=self._rotary(to_device(prompt.positions, device)),
+            places=places,
+            added=hidden.new_empty(num_added, places.shape[0], hidden.shape[1]),
             num_reused=num_reused,
             chunks=chunks,
             scorer=scorer,
             helper=helper,
-            help=helper.begin(command, inputs),
+            help=helper.begin(command),
         )
+        state.feed_complete()
+        return state
+
+    def _can_help(
+        self, helper: HelperLink, prompt: Prompt, tap: AttentionTap | None, num_reused: int
+    ) -> bool:
+        """Whether help makes the prefill shorter: of one chunk nothing overlaps; rows that the
+        model has are run again by the helper, which costs a chunk's time at most, and their
+        features must be at hand; and alignment needs the hidden states of all rows between two
+        layers, which are not sent."""
+        num_rows = prompt.length - num_reused
+        return (
+            helper.is_free
+            and num_rows > chunk_rows_for(num_rows)
+            and num_reused <= chunk_rows_for(num_rows)
+            and prompt.length < self._cache.shape.capacity
+            and (not prompt.items or has_visual_from(prompt, num_reused))
+            and (tap is None or not tap.is_alignment)
+        )
+
+    def run_helped(self, state: "_HelpedPrefill") -> Generator[torch.Tensor | None]:
+        """Runs the layers behind the helper's over each chunk that it sends, and all layers over
+        the others."""
+        began_s = perf_counter()
+        for index in range(len(state.chunks)):
+            yield from self._wait_for_chunk(state, index)
+            first = state.helper.num_layers if index < state.num_come else 0
+            yield from self._run_layers_from(first, state, index)
+        with torch.inference_mode():
+            logits = self._stack.logits(state.hidden[-1:])[0]
+        self._finish_slot(state.slot, state.prompt, state.prompt.length)
+        if state.num_come:
+            num_rows = state.prompt.length - state.num_reused
+            state.num_rows = state.chunks[state.num_come - 1][0].stop
+            state.helper_ns = int(1e9 * max(state.came_s - began_s, 0))
+            alone_s = self._speed.seconds_for(num_rows, self.num_layers)
+            state.saved_ns = int(1e9 * (alone_s - (perf_counter() - began_s)))
+        yield logits
 
     def _wait_for_chunk(self, state: "_HelpedPrefill", index: int) -> Generator[None]:
         """Waits until the helper has sent a chunk, but no longer than its layers would take here
@@ -169,12 +151,12 @@ class HelpedModel(CachedModel):
                 return
             patience_s -= perf_counter() - began_s
             if patience_s <= 0 or state.helper.is_lost:
-                state.give_up()
+                state.close()
             yield None
 
     def patience_s(self, state: "_HelpedPrefill", index: int) -> float:
         """Returns how long to wait for a chunk."""
-        num_left = state.hidden.shape[0] - state.chunks[index][0].start
+        num_left = state.prompt.length - state.num_reused - state.chunks[index][0].start
         return self._speed.seconds_for(num_left, state.helper.num_layers)
 
     def _take_chunk(self, state: "_HelpedPrefill", timeout_s: float = 0.0) -> bool:
@@ -191,7 +173,7 @@ class HelpedModel(CachedModel):
                 first, end = state.num_reused + rows.start, state.num_reused + rows.stop
                 own = self._cache.first_layers(state.helper.num_layers, state.slot, first, end)
                 own.copy_(buffer.cached)
-                state.hidden[rows] = buffer.hidden
+                state.hidden[first:end] = buffer.hidden
                 if state.scorer is not None:
                     if buffer.queries is not None:
                         state.scorer.add_queries(buffer.queries.to(self._cache.device, copy=True))
@@ -204,9 +186,10 @@ class HelpedModel(CachedModel):
     def _run_layers_from(self, first: int, state: "_HelpedPrefill", index: int) -> Generator[None]:
         """Runs a chunk through the layers from ``first`` on: all, or those behind the helper's."""
         rows, step = state.chunks[index]
-        hidden, rotary = state.hidden[rows], state.rotary[rows]
+        start, stop = state.num_reused + rows.start, state.num_reused + rows.stop
+        hidden, rotary = state.hidden[start:stop], state.rotary[start:stop]
         num_tapped = 0 if state.scorer is None else state.scorer.num_layers
-        groups = layer_groups(self.num_layers, num_tapped, hidden.shape[0], state.num_added)
+        groups = layer_groups(self.num_layers, num_tapped, hidden.shape[0], len(state.added))
         bounds = sorted({first, *filter(first.__lt__, groups)})
         for begin, end in itertools.pairwise(bounds):
             current = step
@@ -217,8 +200,8 @@ class HelpedModel(CachedModel):
                 current = replace(current, wants_last_row=True)
             with torch.inference_mode():
                 self._run_chunk(hidden, rotary, current, begin, end)
-                if end <= state.num_added:
-                    hidden += state.added(rows)[end - 1]
+                if end <= len(state.added):
+                    hidden += state.added_to(start, stop)[end - 1]
                 if end == num_tapped:
                     state.count_scored()
             while self._take_chunk(state):
@@ -262,43 +245,80 @@ class _Speed:
 
 @dataclass(slots=True, eq=False, kw_only=True)
 class _HelpedPrefill:
-    """A prefill's rows, without the reused ones, and how far helper and model are with them."""
+    """See PrefillHelp: a prompt's rows, and how far helper and model are with them."""
 
+    model: HelpedModel
     slot: int
-    hidden: torch.Tensor  # [rows, hidden_size]
+    prompt: Prompt
+    hidden: torch.Tensor  # [length, hidden_size]
     rotary: torch.Tensor
-    added: Callable[[slice], torch.Tensor]  # [num_added, rows, hidden_size] of a chunk
-    num_added: int
+    places: torch.Tensor  # int64, on the CPU: the features' rows in the prompt
+    added: torch.Tensor  # [num_added, features, hidden_size]: added behind the first layers
     num_reused: int
-    chunks: list[tuple[slice, AttentionPlan]]
+    chunks: list[tuple[slice, AttentionPlan]]  # of the rows that are not reused
     scorer: AttentionScorer | None
     helper: HelperLink
     help: Help | None  # None: nothing more will come
-    began_s: float = field(default_factory=perf_counter)
+    num_features: int = 0  # that have been added
+    num_fed: int = 0  # parts that the helper has been sent
     came_s: float = 0.0  # when the helper's last chunk came
     num_come: int = 0  # chunks that the helper has sent
     num_scored: int = 0  # chunks that have passed the tapped layers
+    num_rows: int = 0
+    helper_ns: int = 0
+    saved_ns: int = 0
+
+    @torch.inference_mode()
+    def add_features(self, rows: torch.Tensor) -> None:
+        """See PrefillHelp.add_features."""
+        begin, end = self.num_features, self.num_features + rows.shape[0]
+        width = self.hidden.shape[1]
+        embedded, *others = torch.split(rows.to(self.hidden.dtype), width, 1)
+        self.hidden.index_copy_(0, to_device(self.places[begin:end], rows.device), embedded)
+        for place, features in zip(self.added, others, strict=True):
+            place[begin:end] = features
+        self.num_features = end
+        self.feed_complete()
+
+    def run(self) -> Generator[torch.Tensor | None]:
+        """See PrefillHelp.run."""
+        assert self.num_features == self.places.shape[0], "features are missing"
+        return self.model.run_helped(self)
+
+    def close(self) -> None:
+        """See PrefillHelp.close: expects nothing more of the helper."""
+        if self.help is not None and self.num_come < len(self.chunks):
+            self._feed_until(self.prompt.length)  # it computes none of it
+            self.helper.abandon(self.help)
+        self.help = None
+
+    def feed_complete(self) -> None:
+        """Sends the helper each part of the prompt whose features are there."""
+        missing = self.places[self.num_features :]
+        self._feed_until(int(missing.min()) if len(missing) else self.prompt.length)
+
+    def _feed_until(self, row: int) -> None:
+        """Sends the helper each part that ends at ``row`` at the latest."""
+        while self.help is not None and self.num_fed < len(parts := self.help.command.parts()):
+            first, end = parts[self.num_fed]
+            if end > row:
+                return
+            self.num_fed += 1
+            theirs = self.help.command.num_added
+            added = [self.added_to(first, end)[:theirs]] if theirs else []
+            self.helper.feed(self.help, [self.hidden[first:end], self.rotary[first:end], *added])
+
+    def added_to(self, first: int, end: int) -> torch.Tensor:
+        """Returns what is added behind the first layers to the rows ``first:end`` ``[num_added,
+        end - first, hidden_size]``: features, and zeros for other rows."""
+        device, size = self.hidden.device, (len(self.added), end - first, self.hidden.shape[1])
+        inside = ((self.places >= first) & (self.places < end)).nonzero()[:, 0]
+        there = to_device(self.places[inside] - first, device)
+        features = self.added[:, to_device(inside, device)]
+        return self.hidden.new_zeros(size).index_copy_(1, there, features)
 
     def count_scored(self) -> None:
         """Counts a chunk that has passed the tapped layers; behind the last one computes scores."""
         self.num_scored += 1
         if self.scorer is not None and self.num_scored == len(self.chunks):
-            self.scorer.add_scores(self.hidden, self.scorer.num_layers)
-
-    def give_up(self) -> None:
-        """Expects nothing more of the helper."""
-        if self.help is not None and self.num_come < len(self.chunks):
-            self.helper.abandon(self.help)
-        self.help = None
-
-
-def _added_to(
-    added: list[tuple[torch.Tensor, torch.Tensor]], hidden: torch.Tensor, first: int, end: int
-) -> torch.Tensor:
-    """Returns what is added behind the first layers to the rows ``first:end`` of ``hidden``
-    ``[num_added, rows, hidden_size]``: features, and zeros for other rows."""
-    result = hidden.new_zeros(len(added), end - first, hidden.shape[1])
-    for place, (rows, features) in zip(result, added, strict=True):
-        inside = (rows >= first) & (rows < end)
-        place[rows[inside] - first] = features[inside]
-    return result
+            self.scorer.add_scores(self.hidden[self.num_reused :], self.scorer.num_layers)

@@ -60,26 +60,28 @@ class HelperLink:
         """Whether the helper can begin with a prompt."""
         return self._current is None and not self.is_lost
 
-    def begin(
-        self, command: HelpWith, inputs: Callable[[int, int], Iterable[torch.Tensor]]
-    ) -> Help | None:
-        """Begins with a prompt; ``inputs`` returns what the helper needs of the rows ``first:end``.
-        Returns None if the helper has ended."""
+    def begin(self, command: HelpWith) -> Help | None:
+        """Begins with a prompt, whose chunks ``feed`` then sends. Returns None if the helper has
+        ended."""
         help_ = Help(command)
-        bounds = [(0, command.num_reused)] * bool(command.num_reused) + command.bounds()
         try:
             self._send_command(command)
-            for first, end in bounds:
-                for tensor in inputs(first, end):
-                    there = tensor.to(self._link.device).contiguous()
-                    help_.sending.append((self._link.send(there), there))
         except Exception as error:
             self._lose(error)
-            self._lost_help = help_  # whose tensors may still be on the way
             return None
         self._current = help_
         self._begun.put(help_)
         return help_
+
+    def feed(self, help_: Help, tensors: Iterable[torch.Tensor]) -> None:
+        """Sends what the helper needs of the next rows."""
+        try:
+            for tensor in tensors:
+                there = tensor.to(self._link.device).contiguous()
+                help_.sending.append((self._link.send(there), there))
+        except Exception as error:
+            self._lose(error)
+            self._lost_help = help_  # whose tensors may still be on the way
 
     def take(self, help_: Help, timeout_s: float) -> ChunkBuffer | None:
         """Returns the next chunk, to be given back, or None if none has come within the time or
@@ -95,7 +97,8 @@ class HelperLink:
         self._free.put(buffer)
 
     def abandon(self, help_: Help) -> None:
-        """Ends a prompt early; the helper is free when the rest has come."""
+        """Ends a prompt early, all of which has been fed; the helper is free when the rest has
+        come."""
         help_.is_abandoned = True
         with contextlib.suppress(Exception):  # it has ended
             self._send_command(Abandon(help_.command.number))

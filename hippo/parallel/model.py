@@ -10,7 +10,6 @@ from hippo.errors import HippoError, UnavailableError
 from hippo.models.interface.base import (
     AttentionTap,
     DelegatingModel,
-    PrefillHelp,
     Prompt,
     StepPlan,
     VideoLanguageModel,
@@ -55,7 +54,6 @@ class ParallelModel(DelegatingModel):
         kept: torch.Tensor | None,
         tap: AttentionTap | None = None,
         num_reused: int = 0,
-        help: PrefillHelp | None = None,
     ) -> Generator[torch.Tensor | None]:
         """See VideoLanguageModel.prefill; every rank reuses the same rows."""
         number = next(self._numbers)

@@ -7,7 +7,7 @@ from hippo.engine.slots import SlotPool
 from hippo.errors import InvalidRequestError, ModelLoadError
 from hippo.models.attention.tap import most_reused
 from hippo.models.interface.base import (
-    PrefillHelp,
+    AttentionTap,
     Prompt,
     VideoLanguageModel,
     prunable_embeddings,
@@ -108,10 +108,21 @@ class TargetSequence(EngineSequence):
             tap = tap_for(pruning, self._scoring.num_layers_for(model, pruning))
             most = most_reused(tap, self.prompt)
         num_reused = host.take_over_rows(self, self.rows, most=most)
+        if host.is_alone and self.request.pace != TARGET_ONLY:
+            self.help = model.begin_help(self.slot, self.prompt, tap, num_reused)
+        try:
+            yield from self._run_prefill(host, pruning, tap, num_reused)
+        finally:
+            if self.help is not None:
+                self.help.close()
+
+    def _run_prefill(
+        self, host: SequenceHost, pruning: Pruning, tap: AttentionTap | None, num_reused: int
+    ) -> Job:
+        model = host.model
+        needs_visual = tap is not None and needs_features(pruning.strategy)
         visual = yield from self.run_tower(
-            host,
-            is_needed=has_visual_from(self.prompt, num_reused)
-            or (is_scored and needs_features(pruning.strategy)),
+            host, is_needed=needs_visual or has_visual_from(self.prompt, num_reused)
         )
         selection = None
         if tap is not None:
@@ -122,11 +133,10 @@ class TargetSequence(EngineSequence):
                 tap=tap,
                 options=self._scoring.options_for(pruning),
             )
-        if host.is_alone and self.request.pace != TARGET_ONLY:
-            self.help = PrefillHelp()
-        pieces = model.prefill(
-            self.slot, self.prompt, visual, None, tap, num_reused, help=self.help
-        )
+        if self.help is not None:
+            pieces = self.help.run()
+        else:
+            pieces = model.prefill(self.slot, self.prompt, visual, None, tap, num_reused)
         visual = None
         logits = yield from self.run_prefill(
             pieces, after_piece=lambda: self._tell_selection(host, selection)

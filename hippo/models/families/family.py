@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from hippo.catalog.sizes import CPU_VISION_PATCHES, VISION_PATCHES
 from hippo.errors import ModelLoadError
 from hippo.media.resizing import FrameLimits
 from hippo.models.families.pixels import PixelScale
@@ -38,6 +39,11 @@ class VisionTower(ABC):
     def embed_others(self, prompt: Prompt) -> Sequence[torch.Tensor]:
         """Returns the visual rows (``[rows, width]`` each) that belong to no item: separators."""
         return ()
+
+    def pictures_at_once(self, num_patches: int) -> int:
+        """Returns how many pictures of ``num_patches`` patches each run at once."""
+        most = CPU_VISION_PATCHES if self._embedding.device.type == "cpu" else VISION_PATCHES
+        return max(1, most // num_patches)
 
     def on_device(self, pixels: torch.Tensor, kind: MediaKind) -> torch.Tensor:
         """Copies pixels to the model's device and normalises them there, in the model's dtype."""

@@ -6,7 +6,6 @@ from typing import Any
 
 import torch
 
-from hippo.catalog.sizes import VISION_PATCHES
 from hippo.models.families.family import (
     Family,
     VisionTower,
@@ -96,7 +95,7 @@ class InternVLTower(VisionTower):
         made = {"frames": processor.video_processor, "tiles": processor.image_processor}
         counted = ("image_seq_length", patches.num_patches // 4)
         check_pictures(pretrained, made, tuple(patches.image_size), counted)
-        self._num_pictures = max(1, VISION_PATCHES // patches.num_patches)
+        self._num_pictures = self.pictures_at_once(patches.num_patches)
         replace_products(self.model.vision_tower, pretrained.make_linear)
         replace_products(self.model.multi_modal_projector, pretrained.make_linear)
 

@@ -7,7 +7,6 @@ from typing import Any
 
 import torch
 
-from hippo.catalog.sizes import VISION_FRAMES
 from hippo.models.families.family import (
     Family,
     VisionTower,
@@ -90,7 +89,9 @@ class LlavaTower(VisionTower):
         super().__init__(pretrained)
         vision, processor = pretrained.model.config.vision_config, pretrained.processor
         side = vision.image_size
-        counted = ("num_image_tokens", (side // vision.patch_size) ** 2)
+        num_patches = (side // vision.patch_size) ** 2
+        counted = ("num_image_tokens", num_patches)
+        self._num_pictures = self.pictures_at_once(num_patches)
         check_pictures(pretrained, {"frames": processor.video_processor}, (side, side), counted)
         replace_products(self.model.vision_tower, pretrained.make_linear)
         replace_products(self.model.multi_modal_projector, pretrained.make_linear)
@@ -99,7 +100,7 @@ class LlavaTower(VisionTower):
         """See VisionTower.embed_item."""
         assert item.pixels is not None
         if item.kind is MediaKind.VIDEO:
-            for part in torch.split(item.pixels, VISION_FRAMES):
+            for part in torch.split(item.pixels, self._num_pictures):
                 yield self._embed_frames(self.on_device(part, item.kind))
             return
         height, width, is_tiled = item.grid

@@ -6,7 +6,6 @@ from typing import Any
 
 import torch
 
-from hippo.catalog.sizes import VISION_PATCHES
 from hippo.models.families.family import Family, VisionTower
 from hippo.models.families.qwen_prompt import QwenPromptBuilder, TimedPromptBuilder
 from hippo.models.families.vision import place_beside_first, speed_up_vision, widen_range
@@ -38,8 +37,7 @@ class QwenTower(VisionTower):
         assert item.pixels is not None
         _, rows, columns = item.grid  # in patches; a frame is two sampled frames
         per_frame = rows * columns
-        most = per_frame * max(1, VISION_PATCHES // per_frame)
-        for part in torch.split(item.pixels, most):
+        for part in torch.split(item.pixels, per_frame * self.pictures_at_once(per_frame)):
             grid = torch.tensor([[part.shape[0] // per_frame, rows, columns]])
             yield self._embed_part(self.on_device(part, item.kind), grid)
 

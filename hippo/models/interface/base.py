@@ -120,13 +120,21 @@ class AttentionTap:
         return None if self.layer_scores is None else self.layer_scores.mean(0)
 
 
-@dataclass(slots=True)
-class PrefillHelp:
-    """Allows a prefill the help of another device, and receives what the helper did."""
+class PrefillHelp(Protocol):
+    """A prefill of which another device runs a part (device thread)."""
 
-    num_rows: int = 0  # that the helper has run through its layers
-    helper_ns: int = 0  # from the prefill's begin to the last chunk that the helper sent
-    saved_ns: int = 0  # the time that such a prefill takes without help, less the time it took
+    num_rows: int  # that the helper has run through its layers
+    helper_ns: int  # from the prefill's begin to the last chunk that the helper sent
+    saved_ns: int  # the time that such a prefill takes without help, less the time it took
+
+    def add_features(self, rows: torch.Tensor) -> None:
+        """Takes the next rows of embed_pieces."""
+
+    def run(self) -> Generator[torch.Tensor | None]:
+        """Yields what VideoLanguageModel.prefill yields, when all features have been added."""
+
+    def close(self) -> None:
+        """Ends the prefill, wherever it is; later calls have no effect."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -221,8 +229,8 @@ class VideoLanguageModel(Protocol):
 
     def embed_pieces(
         self, prompt: Prompt, cache: FeatureCache | None = None
-    ) -> Generator[None, None, torch.Tensor | None]:
-        """Does the same in pieces (device thread): yields after each, and returns the features.
+    ) -> Generator[torch.Tensor, None, torch.Tensor | None]:
+        """Does the same in pieces (device thread): yields the rows of each, and returns all rows.
 
         A piece is an image or a part of a video; the caller may step other sequences between two
         pieces.
@@ -236,7 +244,6 @@ class VideoLanguageModel(Protocol):
         kept: torch.Tensor | None,
         tap: AttentionTap | None = None,
         num_reused: int = 0,
-        help: PrefillHelp | None = None,
     ) -> Generator[torch.Tensor | None]:
         """Fills the slot (device thread); yields None after each piece of work, then the logits.
 
@@ -256,10 +263,13 @@ class VideoLanguageModel(Protocol):
 
         A ``tap`` (only with ``kept`` None) has its scores when the piece that completes the tapped
         layers over the whole prompt is yielded. The tap does not change the logits.
-
-        With ``help`` another device may run a part, if the model has a prefill helper
-        (hippo.parallel.helped); what it did is recorded there.
         """
+
+    def begin_help(
+        self, slot: int, prompt: Prompt, tap: AttentionTap | None, num_reused: int
+    ) -> PrefillHelp | None:
+        """Begins a prefill of all visual tokens with a helper's device (device thread), before the
+        vision tower runs; None if the model has none (hippo.parallel.helped), or would not gain."""
 
     def copy_rows(self, source: int, slot: int, num_rows: int) -> None:
         """Copies the first ``num_rows`` rows of slot ``source`` to ``slot`` (device thread), whose

@@ -16,6 +16,7 @@ from hippo.models.interface.base import AttentionTap, PrefillHelp, Prompt
 from hippo.models.interface.plan import LoadPlan
 from hippo.parallel.help_source import HelpedSource
 from hippo.parallel.helped import HelpedModel
+from tests.support.devices.helper import begin_help
 from tests.support.devices.parallel import followers_of
 from tests.support.models.reference import assert_close, clip, prepare, user
 
@@ -60,26 +61,36 @@ def prefill(
     prompt: Prompt,
     slot: int,
     *,
-    help: PrefillHelp | None = None,
+    is_helped: bool = False,
     after_piece: Callable[[int], None] = lambda index: None,
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """The logits, and the scores of visual tokens."""
+) -> tuple[torch.Tensor, torch.Tensor, int]:
+    """The logits, the scores of visual tokens, and the number of the helper's rows."""
     tap, logits = AttentionTap(2), None
-    pieces = model.prefill(slot, prompt, model.embed_visual(prompt), None, tap, 0, help)
+    help = begin_help(model, slot, prompt, tap) if is_helped else None
+    pieces = (
+        model.prefill(slot, prompt, model.embed_visual(prompt), None, tap)
+        if help is None
+        else help.run()
+    )
     for index, piece in enumerate(pieces):
         after_piece(index)
         logits = piece
     assert logits is not None and tap.layer_scores is not None
-    return logits, tap.layer_scores
+    if help is None:
+        return logits, tap.layer_scores, 0
+    help.close()
+    return logits, tap.layer_scores, help.num_rows
 
 
-def assert_same_with(
-    model: HelpedModel, prompt: Prompt, help: PrefillHelp, after_piece: Callable[[int], None]
-) -> None:
-    alone = prefill(model, prompt, 0)
-    with_help = prefill(model, prompt, 1, help=help, after_piece=after_piece)
+def helped_rows(
+    model: HelpedModel, prompt: Prompt, after_piece: Callable[[int], None] = lambda index: None
+) -> int:
+    """Asserts that help changes nothing, and returns the number of the helper's rows."""
+    *alone, _ = prefill(model, prompt, 0)
+    *with_help, num_rows = prefill(model, prompt, 1, is_helped=True, after_piece=after_piece)
     for expected, actual in zip(alone, with_help, strict=True):
         assert_close(actual, expected)
+    return num_rows
 
 
 def wait_until(is_so: Callable[[], bool]) -> None:
@@ -94,55 +105,61 @@ def test_it_helps_dies_and_is_not_missed(
 ) -> None:
     monkeypatch.setattr(HelpedModel, "patience_s", lambda *_: SECONDS)
     prompt = long_prompt(model)
-    help = PrefillHelp()
-    assert_same_with(model, prompt, help, lambda index: None)
-    assert help.num_rows == prompt.length
-
-    process, cut = helper_of(model), PrefillHelp()
+    assert helped_rows(model, prompt) == prompt.length
+    process = helper_of(model)
 
     def kill(index: int) -> None:
         if index == 1:
             process.kill()
 
-    assert_same_with(model, prompt, cut, kill)
-    assert cut.num_rows < prompt.length
+    assert helped_rows(model, prompt, kill) < prompt.length
     helper = model.helper
     assert helper is not None and helper.is_lost
     wait_until(lambda: "read without it" in caplog.text)
-    last = PrefillHelp()
-    assert_same_with(model, prompt, last, lambda index: None)
-    assert last.num_rows == 0
+    assert model.begin_help(1, prompt, None, 0) is None
 
 
 def test_one_that_is_stopped_is_left_alone_and_helps_again_later(
     model: HelpedModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    prompt, process, help = long_prompt(model), helper_of(model), PrefillHelp()
+    prompt, process = long_prompt(model), helper_of(model)
 
     process.send_signal(signal.SIGSTOP)
-    assert_same_with(model, prompt, help, lambda index: None)
+    helped_rows(model, prompt)
     helper = model.helper
     assert helper is not None and not helper.is_free and not helper.is_lost
-    assert_same_with(model, prompt, PrefillHelp(), lambda index: None)  # without it
+    assert model.begin_help(1, prompt, None, 0) is None
     process.send_signal(signal.SIGCONT)
     wait_until(lambda: helper.is_free)
     monkeypatch.setattr(HelpedModel, "patience_s", lambda *_: SECONDS)
-    again = PrefillHelp()
-    assert_same_with(model, prompt, again, lambda index: None)
-    assert again.num_rows > 0
+    assert helped_rows(model, prompt) > 0
 
 
-def test_a_prefill_that_is_left_frees_the_helper(model: HelpedModel) -> None:
-    prompt = long_prompt(model)
-    prefill(model, prompt, 0)
-    pieces = model.prefill(1, prompt, model.embed_visual(prompt), None, None, 0, PrefillHelp())
-    next(pieces)
-    pieces.close()
-    helper = model.helper
+def test_a_prefill_that_is_left_frees_the_helper(
+    model: HelpedModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(HelpedModel, "patience_s", lambda *_: SECONDS)
+    prompt, helper = long_prompt(model), model.helper
     assert helper is not None
-    wait_until(lambda: helper.is_free)
-    help = PrefillHelp()
-    assert_same_with(model, prompt, help, lambda index: None)
+
+    def has_begun(help: PrefillHelp) -> None:
+        assert not helper.is_free
+
+    def is_in_the_tower(help: PrefillHelp) -> None:
+        help.add_features(next(model.embed_pieces(prompt)))
+
+    def is_in_the_layers(help: PrefillHelp) -> None:
+        for rows in model.embed_pieces(prompt):
+            help.add_features(rows)
+        next(help.run())
+
+    for advance in (has_begun, is_in_the_tower, is_in_the_layers):
+        help = model.begin_help(1, prompt, None, 0)
+        assert help is not None
+        advance(help)
+        help.close()
+        wait_until(lambda: helper.is_free)
+    assert helped_rows(model, prompt) == prompt.length
 
 
 def test_too_many_layers_are_refused(target_checkpoint: Path) -> None:

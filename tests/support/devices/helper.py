@@ -11,12 +11,28 @@ from unittest.mock import Mock, patch
 
 import torch
 
+from hippo.models.interface.base import AttentionTap, PrefillHelp, Prompt, VideoLanguageModel
 from hippo.models.interface.plan import LoadPlan
 from hippo.models.load import load_parts
 from hippo.parallel.commands import Stop
 from hippo.parallel.helped import HelpedModel
 from hippo.parallel.helper import PrefillHelper, layer_shape
 from hippo.parallel.helper_link import HelperLink
+
+
+def begin_help(
+    model: VideoLanguageModel,
+    slot: int,
+    prompt: Prompt,
+    tap: AttentionTap | None = None,
+    num_reused: int = 0,
+) -> PrefillHelp:
+    """A prefill with help, which has got its features."""
+    help = model.begin_help(slot, prompt, tap, num_reused)
+    assert help is not None
+    for rows in model.embed_pieces(prompt):
+        help.add_features(rows)
+    return help
 
 
 class MemoryLink:

@@ -14,7 +14,7 @@ def counted_transfers() -> Iterator[list[str]]:
     """Gives the calls of a tensor's methods that copy values to the host and wait for them."""
     calls: list[str] = []
 
-    def noting(name: str) -> mock._patch[object]:
+    def noting(name: str) -> "mock._patch[object]":
         original = getattr(torch.Tensor, name)
 
         def note(*args: object) -> object:

@@ -18,7 +18,6 @@ from hippo.models.interface.base import (
     AttentionTap,
     DecodedMedia,
     FeatureCache,
-    PrefillHelp,
     Prompt,
     StepPlan,
     VisualItem,
@@ -154,12 +153,15 @@ class ToyModel:
 
     def embed_pieces(
         self, prompt: Prompt, cache: FeatureCache | None = None
-    ) -> Generator[None, None, torch.Tensor | None]:
-        """A piece an item; ``on_embed`` is called before each."""
+    ) -> Generator[torch.Tensor, None, torch.Tensor | None]:
+        """A piece an item, whose rows nothing reads; ``on_embed`` is called before each."""
         for index, _ in enumerate(prompt.items):
             self.on_embed(index)
-            yield
+            yield torch.empty(0, 4)
         return self.embed_visual(prompt, cache)
+
+    def begin_help(self, *_: object) -> None:
+        """See VideoLanguageModel.begin_help; there is no helper."""
 
     def prefill(
         self,
@@ -169,7 +171,6 @@ class ToyModel:
         kept: torch.Tensor | None,
         tap: AttentionTap | None = None,
         num_reused: int = 0,
-        help: PrefillHelp | None = None,
     ) -> Generator[torch.Tensor | None]:
         """A layer is a group. Later visual tokens score higher, whatever the layers tapped.
 

@@ -62,7 +62,7 @@ def test_ids_and_pixels_are_the_processors_to_the_last_bit(
 def test_a_tower_takes_a_few_pictures_at_once(
     internvl_checkpoint: Path, internvl: VideoLanguageModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("hippo.models.families.internvl.VISION_PATCHES", 2 * 16 + 15)
+    monkeypatch.setattr("hippo.models.families.family.CPU_VISION_PATCHES", 2 * 16 + 15)
     model = load(internvl_checkpoint)
     prompt = prepare(model, user(0, 1, "?"), clip(num_frames=5), image(height=30, width=120))
     assert [len(item.pixels) for item in prompt.items if item.pixels is not None] == [5, 5]

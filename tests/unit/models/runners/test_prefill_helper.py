@@ -10,7 +10,7 @@ import torch
 
 from hippo.models.interface.base import AttentionTap, PrefillHelp, Prompt, SequenceRows, StepPlan
 from hippo.parallel.helped import HelpedModel
-from tests.support.devices.helper import MemoryLink, helped_model
+from tests.support.devices.helper import MemoryLink, begin_help, helped_model
 from tests.support.models.families import ALL_FAMILIES, write_family
 from tests.support.models.reference import assert_close, clip, image, prepare, user
 
@@ -44,12 +44,16 @@ def prefill(
     slot: int,
     prompt: Prompt,
     *,
-    help: PrefillHelp | None = None,
     tap: AttentionTap | None = None,
-    num_reused: int = 0,
 ) -> torch.Tensor:
-    visual = model.embed_visual(prompt)
-    *_, logits = model.prefill(slot, prompt, visual, None, tap, num_reused, help)
+    *_, logits = model.prefill(slot, prompt, model.embed_visual(prompt), None, tap)
+    assert logits is not None
+    return logits
+
+
+def logits_of(help: PrefillHelp) -> torch.Tensor:
+    *_, logits = help.run()
+    help.close()
     assert logits is not None
     return logits
 
@@ -86,8 +90,8 @@ def test_help_changes_nothing(
     expected = prefill(model, 0, prompt, tap=taps[0])
     if num_reused:
         prefill(model, 1, prompt)
-    help = PrefillHelp()
-    actual = prefill(model, 1, prompt, tap=taps[1], help=help, num_reused=num_reused)
+    help = begin_help(model, 1, prompt, taps[1], num_reused)
+    actual = logits_of(help)
     assert help.num_rows == prompt.length - num_reused and help.helper_ns > 0
     assert_close(actual, expected)
     assert_close(following(model, 1), following(model, 0))
@@ -99,7 +103,7 @@ def test_help_changes_nothing(
 def test_scores_come_before_the_model_has_run_its_last_chunks(model: HelpedModel) -> None:
     wait_until_free(model)
     prompt, tap = several(model), AttentionTap(1)
-    pieces = model.prefill(0, prompt, model.embed_visual(prompt), None, tap, 0, PrefillHelp())
+    pieces = begin_help(model, 0, prompt, tap).run()
     next(pieces)
     wait_until_free(model)  # the helper has sent all
     num_pieces = sum(tap.layer_scores is not None for _ in pieces)
@@ -127,8 +131,8 @@ def goes_on_alone(model: HelpedModel, link: MemoryLink, num_chunks: int) -> None
             link._outgoing.put(RuntimeError("the other process has ended"))
 
     link.before_send = count
-    help = PrefillHelp()
-    actual = prefill(model, 1, prompt, help=help, tap=taps[1])
+    help = begin_help(model, 1, prompt, taps[1])
+    actual = logits_of(help)
     link.before_send = lambda: None
     assert model.helper is not None and model.helper.is_lost
     assert help.num_rows < prompt.length
