@@ -235,7 +235,8 @@ class Timing:
     num_sequences: int = 0  # in the forward, including this sequence; 0: unknown
     num_batch_rows: int = 0  # rows of all sequences in the forward
     vision_ns: int = 0  # part of a prefill's forward_ns that the vision tower took
-    helper_ns: int = 0  # of a prefill: how long the prefill helper worked, from its begin on
+    helper_ns: int = 0  # of a prefill: how long the prefill helper worked
+    helper_wait_ns: int = 0  # from the start of the prefill's device work to the helper's
 
 
 @dataclass(frozen=True, slots=True)
@@ -293,6 +294,12 @@ class Selection:
     kept_indices: tuple[int, ...]
     num_visual_tokens: int
     score_ns: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Hold:
+    """The target's prefill helper uses the draft's device: the draft computes nothing before the
+    selection."""
 
 
 @dataclass(frozen=True, slots=True)

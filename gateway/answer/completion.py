@@ -25,7 +25,7 @@ from gateway.pairs.targets import Pair, follow_first
 from hippo.errors import HippoError, IncompatiblePairError, UnavailableError
 from hippo.metrics.gateway import DraftLoss
 from hippo.speculation.coordinator import Coordinator
-from hippo.types import OpenRequest, Selection, Verdict
+from hippo.types import Hold, OpenRequest, Selection, Verdict
 
 logger = logging.getLogger("gateway.answer.completion")
 
@@ -177,8 +177,9 @@ class Completion:
                     await self._on_verdict(message)
                     if self.record.finish_reason is not None:
                         return
-                elif isinstance(message, Selection):
-                    self.record.add_selection(message, request.pruning, time.monotonic_ns())
+                elif isinstance(message, Hold | Selection):
+                    if isinstance(message, Selection):
+                        self.record.add_selection(message, request.pruning, time.monotonic_ns())
                     await streams.send_message(streams.draft_stream, message)
                 else:
                     self.record.add_prompt("target", message, time.monotonic_ns())

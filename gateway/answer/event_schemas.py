@@ -125,6 +125,8 @@ class VerdictEvent(Described):
     """Of a prefill: the vision tower's part."""
     helper: float = 0.0
     """Of a prefill: how long the prefill helper, on the draft's device, ran layers of it."""
+    helper_wait: float = 0.0
+    """Of a prefill: from the start of its device work to the helper's."""
     wait: float
     """How long the device waited for draft tokens before."""
     between: float

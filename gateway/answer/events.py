@@ -108,6 +108,7 @@ class EventLog:
         if verdict.start_index == 0:
             times["vision"] = ms(timing.vision_ns)
             times["helper"] = ms(timing.helper_ns)
+            times["helper_wait"] = ms(timing.helper_wait_ns)
         count = max(num_tokens - verdict.start_index, 0)
         self._epoch = max(self._epoch, verdict.epoch)
         event = schemas.VerdictEvent(

@@ -157,6 +157,7 @@ class Engine:
         if sequence.is_closed:
             return
         sequence.ready_ns = sequence.stages.prefill_ended_ns = perf_counter_ns()
+        help = sequence.help if sequence.help is not None and sequence.help.num_rows else None
         timing = Timing(
             queue_ns=sequence.began_ns - sequence.submitted_ns,
             forward_ns=sequence.device_ns,
@@ -164,7 +165,8 @@ class Engine:
             num_rows=len(rows) - num_reused,
             context_length=num_reused,
             vision_ns=sequence.vision_ns,
-            helper_ns=0 if sequence.help is None else sequence.help.helper_ns,
+            helper_ns=0 if help is None else help.helper_ns,
+            helper_wait_ns=0 if help is None else help.began_ns - sequence.began_ns,
         )
         if sequence.sends_prefill_timing:
             self.emit_message(sequence, timing)
@@ -244,8 +246,8 @@ class Engine:
         return steps, until_ns
 
     def _advance_jobs(self) -> bool:
-        """Runs pieces of jobs within their share; returns whether there was a job."""
-        has_worked = len(self.jobs) > 0
+        """Runs pieces of jobs within their share; returns whether there was a job to run."""
+        has_worked = self.jobs.next_sequence() is not None
         while (sequence := self.jobs.next_sequence()) is not None:
             if not self._share.allows(sequence.request.client, num_waiting=len(self.jobs)):
                 break

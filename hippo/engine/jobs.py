@@ -45,7 +45,7 @@ class _Entry:
 
 
 class Jobs:
-    """The jobs of all sequences; only the device thread uses them.
+    """The jobs of all sequences; only the device thread uses them. Those of a paused sequence wait.
 
     The oldest runs to its end, but for a job of another client whose prompt is at most half as
     long: both then take turns, so that nobody waits for another client's long prompt. Prompts that
@@ -72,7 +72,8 @@ class Jobs:
         self._running: Job | None = None
 
     def __len__(self) -> int:
-        return len(self._entries)
+        """Returns the number of jobs that may run."""
+        return sum(not entry.sequence.is_paused for entry in self._entries)
 
     def add_job(self, sequence: EngineSequence, job: Job, *, num_tokens: int = 0) -> None:
         """Queues a job that has not started, of a prompt of ``num_tokens`` tokens."""
@@ -83,20 +84,22 @@ class Jobs:
     def next_sequence(self) -> EngineSequence | None:
         """Returns the sequence whose oldest job is next, or None if there is no job."""
         begun = [entry.num_tokens for entry in self._entries if entry.has_begun]
+        running = [entry for entry in self._entries if not entry.sequence.is_paused]
         if not begun:
-            return self._entries[0].sequence if self._entries else None
+            return running[0].sequence if running else None
         first: dict[str, _Entry] = {}  # each client's oldest
-        for entry in self._entries:
+        for entry in running:
             first.setdefault(entry.client, entry)
 
         def may_run(entry: _Entry) -> bool:
             is_short = 2 * entry.num_tokens <= max(begun)
             return entry.has_begun or (is_short and entry.num_tokens + sum(begun) <= self._capacity)
 
-        able = filter(may_run, first.values())
-        return min(
-            able, key=lambda entry: (self._served_ns[entry.client], entry.has_begun)
-        ).sequence
+        able = sorted(
+            filter(may_run, first.values()),
+            key=lambda entry: (self._served_ns[entry.client], entry.has_begun),
+        )
+        return able[0].sequence if able else None
 
     def advance_job(self, sequence: EngineSequence) -> None:
         """Runs the next piece of a sequence's oldest job; an exception ends the job and is

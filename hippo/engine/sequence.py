@@ -116,6 +116,7 @@ class EngineSequence(ABC):
         self.held = no_rows()
         self.is_submitted = False
         self.is_closed = False
+        self.is_paused = False  # its jobs wait
         self.job_ns = 0  # device time of its prefill, without the piece in progress
         self.piece_began_ns = 0  # start of the piece in progress, or of the last one
         self.help: PrefillHelp | None = None

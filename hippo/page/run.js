@@ -186,7 +186,8 @@ export class Run {
       const seen = start + event.vision;
       this._addSpan("target", "vision", start, seen, "vision tower", { forward });
       this._addSpan("target", "prefill", seen, at, `prefill${cached}`, { forward });
-      if (event.helper) this._showHelp(seen, seen + event.helper);
+      const helped = start + event.helper_wait;
+      if (event.helper) this._showHelp(helped, helped + event.helper);
     } else {
       this._addSpan("target", "wait", start - event.wait, start, "waits for the draft");
       const note =

@@ -11,7 +11,7 @@ helper does not send in time, the model computes.
 import itertools
 from collections.abc import Generator
 from dataclasses import dataclass, replace
-from time import perf_counter
+from time import perf_counter, perf_counter_ns
 
 import torch
 
@@ -136,7 +136,7 @@ class HelpedModel(CachedModel):
         if state.num_come:
             num_rows = state.prompt.length - state.num_reused
             state.num_rows = state.chunks[state.num_come - 1][0].stop
-            state.helper_ns = int(1e9 * max(state.came_s - began_s, 0))
+            state.helper_ns = state.came_ns - state.began_ns
             alone_s = self._speed.seconds_for(num_rows, self.num_layers)
             state.saved_ns = int(1e9 * (alone_s - (perf_counter() - began_s)))
         yield logits
@@ -167,7 +167,7 @@ class HelpedModel(CachedModel):
             return False
         rows, _ = state.chunks[state.num_come]
         state.num_come += 1
-        state.came_s = perf_counter()
+        state.came_ns = perf_counter_ns()
         try:
             with torch.inference_mode():
                 first, end = state.num_reused + rows.start, state.num_reused + rows.stop
@@ -261,10 +261,11 @@ class _HelpedPrefill:
     help: Help | None  # None: nothing more will come
     num_features: int = 0  # that have been added
     num_fed: int = 0  # parts that the helper has been sent
-    came_s: float = 0.0  # when the helper's last chunk came
+    came_ns: int = 0  # when the helper's last chunk came
     num_come: int = 0  # chunks that the helper has sent
     num_scored: int = 0  # chunks that have passed the tapped layers
     num_rows: int = 0
+    began_ns: int = 0
     helper_ns: int = 0
     saved_ns: int = 0
 
@@ -304,6 +305,7 @@ class _HelpedPrefill:
             if end > row:
                 return
             self.num_fed += 1
+            self.began_ns = self.began_ns or perf_counter_ns()
             theirs = self.help.command.num_added
             added = [self.added_to(first, end)[:theirs]] if theirs else []
             self.helper.feed(self.help, [self.hidden[first:end], self.rotary[first:end], *added])

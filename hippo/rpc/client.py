@@ -24,6 +24,7 @@ from hippo.rpc.queue import StreamQueue
 from hippo.types import (
     Block,
     Commit,
+    Hold,
     ModelInfo,
     OpenRequest,
     Pace,
@@ -158,8 +159,8 @@ class ClientStream(Generic[SentT, ReceivedT]):
         )
 
 
-DraftStream = ClientStream[Selection | Pace | Commit, PromptInfo | Timing | Block]
-TargetStream = ClientStream[Pace | Block, PromptInfo | Selection | Verdict]
+DraftStream = ClientStream[Hold | Selection | Pace | Commit, PromptInfo | Timing | Block]
+TargetStream = ClientStream[Pace | Block, PromptInfo | Hold | Selection | Verdict]
 
 
 class _ServiceClient:

@@ -19,6 +19,7 @@ from hippo.types import (
     Block,
     Commit,
     FramePlan,
+    Hold,
     ModelInfo,
     OpenRequest,
     Pace,
@@ -68,7 +69,9 @@ def open_from_proto(message: pb.Open, *, num_token_ids: int) -> OpenRequest:
     return replace(request, pruning=_checked_pruning(request.pruning))
 
 
-def from_stream(envelope: Message, *, num_token_ids: int) -> Block | Commit | Pace | Selection:
+def from_stream(
+    envelope: Message, *, num_token_ids: int
+) -> Block | Commit | Hold | Pace | Selection:
     """Returns the value in a client's message after ``open``."""
     kind = envelope.WhichOneof("message")
     if kind is None:
@@ -91,7 +94,7 @@ def from_stream(envelope: Message, *, num_token_ids: int) -> Block | Commit | Pa
         _check_epoch(value.epoch, "commit.epoch")
     elif isinstance(value, Pace):
         _check_pace(value)
-    else:
+    elif isinstance(value, Selection):
         _check_selection(value)
     return value  # type: ignore[no-any-return]
 

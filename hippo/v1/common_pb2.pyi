@@ -610,6 +610,23 @@ class Pace(_message.Message):
 Global___Pace: _TypeAlias = Pace  # noqa: Y015
 
 @_typing.final
+class Hold(_message.Message):
+    """The target's prefill helper uses the draft's device until the selection: the draft waits for it."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Hold: _TypeAlias = Hold  # noqa: Y015
+
+@_typing.final
 class Open(_message.Message):
     """The first message of a stream: one sequence."""
 
@@ -746,6 +763,7 @@ class Timing(_message.Message):
     NUM_BATCH_ROWS_FIELD_NUMBER: _builtins.int
     VISION_NS_FIELD_NUMBER: _builtins.int
     HELPER_NS_FIELD_NUMBER: _builtins.int
+    HELPER_WAIT_NS_FIELD_NUMBER: _builtins.int
     queue_ns: _builtins.int
     """From arrival to the start of device work."""
     forward_ns: _builtins.int
@@ -763,7 +781,9 @@ class Timing(_message.Message):
     vision_ns: _builtins.int
     """Of a prefill: the part of forward_ns that the vision tower took."""
     helper_ns: _builtins.int
-    """Of a prefill: how long the prefill helper worked, from the layers' begin on."""
+    """Of a prefill: how long the prefill helper worked."""
+    helper_wait_ns: _builtins.int
+    """Of a prefill: from the start of its device work to the helper's."""
     def __init__(
         self,
         *,
@@ -776,10 +796,11 @@ class Timing(_message.Message):
         num_batch_rows: _builtins.int = ...,
         vision_ns: _builtins.int = ...,
         helper_ns: _builtins.int = ...,
+        helper_wait_ns: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["context_length", b"context_length", "forward_ns", b"forward_ns", "helper_ns", b"helper_ns", "num_batch_rows", b"num_batch_rows", "num_rows", b"num_rows", "num_sequences", b"num_sequences", "queue_ns", b"queue_ns", "vision_ns", b"vision_ns", "wait_ns", b"wait_ns"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["context_length", b"context_length", "forward_ns", b"forward_ns", "helper_ns", b"helper_ns", "helper_wait_ns", b"helper_wait_ns", "num_batch_rows", b"num_batch_rows", "num_rows", b"num_rows", "num_sequences", b"num_sequences", "queue_ns", b"queue_ns", "vision_ns", b"vision_ns", "wait_ns", b"wait_ns"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from hippo.v1 import common_pb2 as hippo_dot_v1_dot_common__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x14hippo/v1/draft.proto\x12\x08hippo.v1\x1a\x15hippo/v1/common.proto\"\xa4\x01\n\x0c\x44raftRequest\x12\x1e\n\x04open\x18\x01 \x01(\x0b\x32\x0e.hippo.v1.OpenH\x00\x12%\n\x06select\x18\x02 \x01(\x0b\x32\x13.hippo.v1.SelectionH\x00\x12\x1e\n\x04pace\x18\x03 \x01(\x0b\x32\x0e.hippo.v1.PaceH\x00\x12\"\n\x06\x63ommit\x18\x04 \x01(\x0b\x32\x10.hippo.v1.CommitH\x00\x42\t\n\x07message\"\x85\x01\n\rDraftResponse\x12\"\n\x06prompt\x18\x01 \x01(\x0b\x32\x10.hippo.v1.PromptH\x00\x12#\n\x07prefill\x18\x02 \x01(\x0b\x32\x10.hippo.v1.TimingH\x00\x12 \n\x05\x62lock\x18\x03 \x01(\x0b\x32\x0f.hippo.v1.BlockH\x00\x42\t\n\x07message2\x8f\x01\n\x0c\x44raftService\x12<\n\x05\x44raft\x12\x16.hippo.v1.DraftRequest\x1a\x17.hippo.v1.DraftResponse(\x01\x30\x01\x12\x41\n\x08GetModel\x12\x19.hippo.v1.GetModelRequest\x1a\x1a.hippo.v1.GetModelResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x14hippo/v1/draft.proto\x12\x08hippo.v1\x1a\x15hippo/v1/common.proto\"\xc4\x01\n\x0c\x44raftRequest\x12\x1e\n\x04open\x18\x01 \x01(\x0b\x32\x0e.hippo.v1.OpenH\x00\x12%\n\x06select\x18\x02 \x01(\x0b\x32\x13.hippo.v1.SelectionH\x00\x12\x1e\n\x04pace\x18\x03 \x01(\x0b\x32\x0e.hippo.v1.PaceH\x00\x12\"\n\x06\x63ommit\x18\x04 \x01(\x0b\x32\x10.hippo.v1.CommitH\x00\x12\x1e\n\x04hold\x18\x05 \x01(\x0b\x32\x0e.hippo.v1.HoldH\x00\x42\t\n\x07message\"\x85\x01\n\rDraftResponse\x12\"\n\x06prompt\x18\x01 \x01(\x0b\x32\x10.hippo.v1.PromptH\x00\x12#\n\x07prefill\x18\x02 \x01(\x0b\x32\x10.hippo.v1.TimingH\x00\x12 \n\x05\x62lock\x18\x03 \x01(\x0b\x32\x0f.hippo.v1.BlockH\x00\x42\t\n\x07message2\x8f\x01\n\x0c\x44raftService\x12<\n\x05\x44raft\x12\x16.hippo.v1.DraftRequest\x1a\x17.hippo.v1.DraftResponse(\x01\x30\x01\x12\x41\n\x08GetModel\x12\x19.hippo.v1.GetModelRequest\x1a\x1a.hippo.v1.GetModelResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -33,9 +33,9 @@ _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'hippo.v1.draft_pb2', _globa
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_DRAFTREQUEST']._serialized_start=58
-  _globals['_DRAFTREQUEST']._serialized_end=222
-  _globals['_DRAFTRESPONSE']._serialized_start=225
-  _globals['_DRAFTRESPONSE']._serialized_end=358
-  _globals['_DRAFTSERVICE']._serialized_start=361
-  _globals['_DRAFTSERVICE']._serialized_end=504
+  _globals['_DRAFTREQUEST']._serialized_end=254
+  _globals['_DRAFTRESPONSE']._serialized_start=257
+  _globals['_DRAFTRESPONSE']._serialized_end=390
+  _globals['_DRAFTSERVICE']._serialized_start=393
+  _globals['_DRAFTSERVICE']._serialized_end=536
 # @@protoc_insertion_point(module_scope)

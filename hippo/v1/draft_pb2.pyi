@@ -27,6 +27,7 @@ class DraftRequest(_message.Message):
     SELECT_FIELD_NUMBER: _builtins.int
     PACE_FIELD_NUMBER: _builtins.int
     COMMIT_FIELD_NUMBER: _builtins.int
+    HOLD_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def open(self) -> _common_pb2.Open:
         """Begin a sequence; first, and once."""
@@ -43,6 +44,10 @@ class DraftRequest(_message.Message):
     def commit(self) -> _common_pb2.Commit:
         """The target settled these tokens; any time after open."""
 
+    @_builtins.property
+    def hold(self) -> _common_pb2.Hold:
+        """Compute nothing before select; at most once, before select."""
+
     def __init__(
         self,
         *,
@@ -50,12 +55,13 @@ class DraftRequest(_message.Message):
         select: _common_pb2.Selection | None = ...,
         pace: _common_pb2.Pace | None = ...,
         commit: _common_pb2.Commit | None = ...,
+        hold: _common_pb2.Hold | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["commit", b"commit", "message", b"message", "open", b"open", "pace", b"pace", "select", b"select"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["commit", b"commit", "hold", b"hold", "message", b"message", "open", b"open", "pace", b"pace", "select", b"select"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["commit", b"commit", "message", b"message", "open", b"open", "pace", b"pace", "select", b"select"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["commit", b"commit", "hold", b"hold", "message", b"message", "open", b"open", "pace", b"pace", "select", b"select"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_message: _TypeAlias = _typing.Literal["open", "select", "pace", "commit"]  # noqa: Y015
+    _WhichOneofReturnType_message: _TypeAlias = _typing.Literal["open", "select", "pace", "commit", "hold"]  # noqa: Y015
     _WhichOneofArgType_message: _TypeAlias = _typing.Literal["message", b"message"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_message) -> _WhichOneofReturnType_message | None: ...
 

@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from hippo.v1 import common_pb2 as hippo_dot_v1_dot_common__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x15hippo/v1/target.proto\x12\x08hippo.v1\x1a\x15hippo/v1/common.proto\"}\n\rVerifyRequest\x12\x1e\n\x04open\x18\x01 \x01(\x0b\x32\x0e.hippo.v1.OpenH\x00\x12\x1e\n\x04pace\x18\x02 \x01(\x0b\x32\x0e.hippo.v1.PaceH\x00\x12!\n\x06verify\x18\x03 \x01(\x0b\x32\x0f.hippo.v1.BlockH\x00\x42\t\n\x07message\"\x8f\x01\n\x0eVerifyResponse\x12\"\n\x06prompt\x18\x01 \x01(\x0b\x32\x10.hippo.v1.PromptH\x00\x12(\n\tselection\x18\x02 \x01(\x0b\x32\x13.hippo.v1.SelectionH\x00\x12$\n\x07verdict\x18\x03 \x01(\x0b\x32\x11.hippo.v1.VerdictH\x00\x42\t\n\x07message2\x93\x01\n\rTargetService\x12?\n\x06Verify\x12\x17.hippo.v1.VerifyRequest\x1a\x18.hippo.v1.VerifyResponse(\x01\x30\x01\x12\x41\n\x08GetModel\x12\x19.hippo.v1.GetModelRequest\x1a\x1a.hippo.v1.GetModelResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x15hippo/v1/target.proto\x12\x08hippo.v1\x1a\x15hippo/v1/common.proto\"}\n\rVerifyRequest\x12\x1e\n\x04open\x18\x01 \x01(\x0b\x32\x0e.hippo.v1.OpenH\x00\x12\x1e\n\x04pace\x18\x02 \x01(\x0b\x32\x0e.hippo.v1.PaceH\x00\x12!\n\x06verify\x18\x03 \x01(\x0b\x32\x0f.hippo.v1.BlockH\x00\x42\t\n\x07message\"\xaf\x01\n\x0eVerifyResponse\x12\"\n\x06prompt\x18\x01 \x01(\x0b\x32\x10.hippo.v1.PromptH\x00\x12(\n\tselection\x18\x02 \x01(\x0b\x32\x13.hippo.v1.SelectionH\x00\x12$\n\x07verdict\x18\x03 \x01(\x0b\x32\x11.hippo.v1.VerdictH\x00\x12\x1e\n\x04hold\x18\x04 \x01(\x0b\x32\x0e.hippo.v1.HoldH\x00\x42\t\n\x07message2\x93\x01\n\rTargetService\x12?\n\x06Verify\x12\x17.hippo.v1.VerifyRequest\x1a\x18.hippo.v1.VerifyResponse(\x01\x30\x01\x12\x41\n\x08GetModel\x12\x19.hippo.v1.GetModelRequest\x1a\x1a.hippo.v1.GetModelResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -35,7 +35,7 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_VERIFYREQUEST']._serialized_start=58
   _globals['_VERIFYREQUEST']._serialized_end=183
   _globals['_VERIFYRESPONSE']._serialized_start=186
-  _globals['_VERIFYRESPONSE']._serialized_end=329
-  _globals['_TARGETSERVICE']._serialized_start=332
-  _globals['_TARGETSERVICE']._serialized_end=479
+  _globals['_VERIFYRESPONSE']._serialized_end=361
+  _globals['_TARGETSERVICE']._serialized_start=364
+  _globals['_TARGETSERVICE']._serialized_end=511
 # @@protoc_insertion_point(module_scope)

@@ -64,6 +64,7 @@ class VerifyResponse(_message.Message):
     PROMPT_FIELD_NUMBER: _builtins.int
     SELECTION_FIELD_NUMBER: _builtins.int
     VERDICT_FIELD_NUMBER: _builtins.int
+    HOLD_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def prompt(self) -> _common_pb2.Prompt:
         """The prompt was read; first, and once."""
@@ -76,18 +77,23 @@ class VerifyResponse(_message.Message):
     def verdict(self) -> _common_pb2.Verdict:
         """Settled tokens; the one that has a finish_reason is the last message."""
 
+    @_builtins.property
+    def hold(self) -> _common_pb2.Hold:
+        """A helper begins with the prompt; at most once, before the selection. For the draft."""
+
     def __init__(
         self,
         *,
         prompt: _common_pb2.Prompt | None = ...,
         selection: _common_pb2.Selection | None = ...,
         verdict: _common_pb2.Verdict | None = ...,
+        hold: _common_pb2.Hold | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["message", b"message", "prompt", b"prompt", "selection", b"selection", "verdict", b"verdict"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["hold", b"hold", "message", b"message", "prompt", b"prompt", "selection", b"selection", "verdict", b"verdict"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["message", b"message", "prompt", b"prompt", "selection", b"selection", "verdict", b"verdict"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["hold", b"hold", "message", b"message", "prompt", b"prompt", "selection", b"selection", "verdict", b"verdict"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_message: _TypeAlias = _typing.Literal["prompt", "selection", "verdict"]  # noqa: Y015
+    _WhichOneofReturnType_message: _TypeAlias = _typing.Literal["prompt", "selection", "verdict", "hold"]  # noqa: Y015
     _WhichOneofArgType_message: _TypeAlias = _typing.Literal["message", b"message"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_message) -> _WhichOneofReturnType_message | None: ...
 

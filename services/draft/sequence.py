@@ -11,7 +11,7 @@ from hippo.models.interface.base import Prompt
 from hippo.models.interface.content import cached_places, compacted
 from hippo.speculation.drafter import Drafter
 from hippo.speculation.sharpness import SharpnessByTemperature
-from hippo.types import OpenRequest, Selection
+from hippo.types import Hold, OpenRequest, Selection
 from services.draft.room import FeatureRoom
 
 
@@ -63,12 +63,15 @@ class DraftSequence(EngineSequence):
         self.visual = None
 
     def receive_message(self, host: SequenceHost, message: Any) -> None:
+        if isinstance(message, Hold):
+            self.is_paused = self.selection is None
+            return
         if not isinstance(message, Selection):
             super().receive_message(host, message)
             return
         if self.selection is not None:
             raise InvalidRequestError("select came twice; it is sent once", param="select")
-        self.selection = message
+        self.selection, self.is_paused = message, False
         if self.is_embedded:
             host.start_job(self, self._prefill(host, message))
         elif self._room.skip_queue(self):

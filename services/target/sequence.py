@@ -21,7 +21,7 @@ from hippo.pruning.select import (
     needs_features,
 )
 from hippo.speculation.verifier import Verifier
-from hippo.types import TARGET_ONLY, OpenRequest, PromptInfo, Pruning
+from hippo.types import TARGET_ONLY, Hold, OpenRequest, PromptInfo, Pruning
 from services.target.selection import (
     ScoredSelection,
     bounded_pruning,
@@ -110,6 +110,8 @@ class TargetSequence(EngineSequence):
         num_reused = host.take_over_rows(self, self.rows, most=most)
         if host.is_alone and self.request.pace != TARGET_ONLY:
             self.help = model.begin_help(self.slot, self.prompt, tap, num_reused)
+            if self.help is not None and is_scored:
+                host.emit_message(self, Hold())
         try:
             yield from self._run_prefill(host, pruning, tap, num_reused)
         finally:

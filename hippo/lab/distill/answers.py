@@ -162,7 +162,7 @@ class Asking:
                     prompt = message
                 elif isinstance(message, Selection):
                     selection = message
-                else:
+                elif isinstance(message, Verdict):
                     verdicts.append(message)
         if prompt is None or selection is None or not verdicts or not verdicts[-1].finish_reason:
             raise UnavailableError("the target service ended an answer before its end")

@@ -124,7 +124,8 @@ class PrefillHelp(Protocol):
     """A prefill of which another device runs a part (device thread)."""
 
     num_rows: int  # that the helper has run through its layers
-    helper_ns: int  # from the prefill's begin to the last chunk that the helper sent
+    began_ns: int  # when the helper was sent the first rows (perf_counter_ns)
+    helper_ns: int  # from then to the last chunk that the helper sent
     saved_ns: int  # the time that such a prefill takes without help, less the time it took
 
     def add_features(self, rows: torch.Tensor) -> None:

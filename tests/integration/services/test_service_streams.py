@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import dataclasses
+import time
 from typing import Any
 
 import grpc
@@ -10,10 +11,12 @@ import pytest
 
 from hippo.errors import ContextLengthError, HippoError, InvalidRequestError
 from hippo.models.interface.base import StepPlan
+from hippo.speculation.policies import vpsd_pace
 from hippo.types import (
     Block,
     ChatMessage,
     FinishReason,
+    Hold,
     Media,
     MediaKind,
     Pace,
@@ -24,6 +27,7 @@ from hippo.types import (
     Selection,
     StepLimits,
     TextPart,
+    Timing,
     Verdict,
 )
 from hippo.v1 import target_pb2_grpc
@@ -97,6 +101,21 @@ async def test_the_target_tells_prompt_selection_and_verdicts_with_their_times()
     first, last = told[0].timing, told[-1].timing
     assert (first.num_rows, last.num_rows, last.context_length) == (num_rows, 1, num_rows + 3)
     assert first.forward_ns > 0 and last.forward_ns > 0
+
+
+async def test_a_draft_on_hold_sees_nothing_before_the_selection() -> None:
+    draft = ToyModel()
+    async with serving_draft(draft) as (_, client):
+        num_before = draft.num_embedded
+        draft.on_embed = lambda _: time.sleep(0.1)  # the hold comes in time
+        async with client.draft(toy_request(end_token_ids=(), pace=vpsd_pace(5))) as stream:
+            await stream.send_message(Hold())
+            assert isinstance(await anext(stream), PromptInfo)
+            await asyncio.sleep(0.3)
+            assert draft.num_embedded == num_before
+            await stream.send_message(Selection(tuple(range(16)), 16))
+            assert [type(await anext(stream)) for _ in range(2)] == [Timing, Block]
+    assert draft.num_embedded == num_before + 1
 
 
 @pytest.mark.parametrize(

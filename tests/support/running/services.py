@@ -22,6 +22,7 @@ from hippo.types import (
     Block,
     ChatMessage,
     FramePlan,
+    Hold,
     Media,
     MediaKind,
     MediaPart,
@@ -208,7 +209,7 @@ async def relay(
         try:
             async for message in target:
                 answer.add(message)
-                if isinstance(message, Selection):
+                if isinstance(message, Hold | Selection):
                     await draft.send_message(message)
                 elif isinstance(message, Verdict):
                     await act(coordinator.on_verdict(message, perf_counter_ns()), draft, target)
