@@ -4,12 +4,8 @@ import enum
 from dataclasses import dataclass, field
 
 PROTOCOL_VERSION = 1
-
-PRUNING_RATIO = 0.9
-"""Default share of a video's visual tokens that the draft does not see."""
-
-MIN_VISUAL_TOKENS = 512
-"""By default a prompt with fewer visual tokens is not pruned."""
+PRUNING_RATIO = 0.9  # default share of a video's visual tokens that the draft does not see
+MIN_VISUAL_TOKENS = 512  # by default a prompt with fewer visual tokens is not pruned
 
 
 class FinishReason(enum.Enum):
@@ -236,7 +232,7 @@ class Timing:
     num_batch_rows: int = 0  # rows of all sequences in the forward
     vision_ns: int = 0  # part of a prefill's forward_ns that the vision tower took
     helper_ns: int = 0  # of a prefill: how long the prefill helper worked
-    helper_wait_ns: int = 0  # from the start of the prefill's device work to the helper's
+    helper_wait_ns: int = 0  # before: from the start of the prefill's device work
 
 
 @dataclass(frozen=True, slots=True)
@@ -298,8 +294,7 @@ class Selection:
 
 @dataclass(frozen=True, slots=True)
 class Hold:
-    """The target's prefill helper uses the draft's device: the draft computes nothing before the
-    selection."""
+    """The draft computes nothing before the selection: the target's helper uses its device."""
 
 
 @dataclass(frozen=True, slots=True)

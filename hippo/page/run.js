@@ -18,6 +18,7 @@ export const KINDS = {
 export const SOURCES = { draft: "draft", guess: "n-gram guess", target: "target" };
 
 const LEAST_MS = 0.05; // shorter stretches are not drawn
+const WAITS = "waits for the selection";
 
 /** An answer as it grows. Times are milliseconds since the request came to the gateway. */
 export class Run {
@@ -38,6 +39,7 @@ export class Run {
     this.isOver = false;
     this.end = 0;
     this._free = { target: 0, draft: 0 }; // the end of each device's last stretch
+    this._help = { start: 0, end: 0 }; // when the helper ran
   }
 
   /** Returns the run of a recording; see `toRecord`. */
@@ -138,12 +140,16 @@ export class Run {
   }
 
   _takeDraftPrefill(event) {
-    const begin = this._free.draft;
     const start = event.at - (event.forward - event.vision);
     const cached = event.context ? `, ${event.context} tokens cached` : "";
-    this._addSpan("draft", "vision", begin, Math.min(begin + event.vision, start), "vision tower");
-    this._addSpan("draft", "wait", this._free.draft, start, "waits for the selection");
+    // A draft on hold runs its tower after the selection.
+    const isHeld = this.selection && start - event.vision >= this.selection.at;
+    if (isHeld) this._addSpan("draft", "wait", this._free.draft, start - event.vision, WAITS);
+    const end = Math.min(this._free.draft + event.vision, start);
+    this._addSpan("draft", "vision", this._free.draft, isHeld ? start : end, "vision tower");
+    this._addSpan("draft", "wait", this._free.draft, start, WAITS);
     this._addSpan("draft", "prefill", start, event.at, `prefill of the kept tokens${cached}`);
+    this._showHelp();
   }
 
   _takeBlock(event) {
@@ -164,7 +170,8 @@ export class Run {
   }
 
   /** Shows that the draft's device ran layers of the target while the draft waited. */
-  _showHelp(start, end) {
+  _showHelp() {
+    const { start, end } = this._help;
     const note = "first layers of the target's prefill";
     for (const wait of this.spans.filter(({ device, kind }) => device === "draft" && kind === "wait")) {
       const [from, to] = [Math.max(wait.start, start), Math.min(wait.end, end)];
@@ -186,8 +193,9 @@ export class Run {
       const seen = start + event.vision;
       this._addSpan("target", "vision", start, seen, "vision tower", { forward });
       this._addSpan("target", "prefill", seen, at, `prefill${cached}`, { forward });
-      const helped = start + event.helper_wait;
-      if (event.helper) this._showHelp(helped, helped + event.helper);
+      const helped = start + (event.helper_wait ?? 0); // none in older recordings
+      this._help = { start: helped, end: helped + (event.helper ?? 0) };
+      this._showHelp();
     } else {
       this._addSpan("target", "wait", start - event.wait, start, "waits for the draft");
       const note =
