@@ -85,6 +85,7 @@ class Jobs:
         """Returns the sequence whose oldest job is next, or None if there is no job."""
         begun = [entry.num_tokens for entry in self._entries if entry.has_begun]
         running = [entry for entry in self._entries if not entry.sequence.is_paused]
+        longest = max((entry.num_tokens for entry in running if entry.has_begun), default=0)
         if not begun:
             return running[0].sequence if running else None
         first: dict[str, _Entry] = {}  # each client's oldest
@@ -92,7 +93,7 @@ class Jobs:
             first.setdefault(entry.client, entry)
 
         def may_run(entry: _Entry) -> bool:
-            is_short = 2 * entry.num_tokens <= max(begun)
+            is_short = not longest or 2 * entry.num_tokens <= longest
             return entry.has_begun or (is_short and entry.num_tokens + sum(begun) <= self._capacity)
 
         able = sorted(

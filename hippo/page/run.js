@@ -194,7 +194,7 @@ export class Run {
       this._addSpan("target", "vision", start, seen, "vision tower", { forward });
       this._addSpan("target", "prefill", seen, at, `prefill${cached}`, { forward });
       const helped = start + (event.helper_wait ?? 0); // none in older recordings
-      this._help = { start: helped, end: helped + (event.helper ?? 0) };
+      this._help = { start: helped, end: Math.min(helped + (event.helper ?? 0), at) };
       this._showHelp();
     } else {
       this._addSpan("target", "wait", start - event.wait, start, "waits for the draft");

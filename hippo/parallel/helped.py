@@ -11,6 +11,7 @@ helper does not send in time, the model computes.
 import itertools
 from collections.abc import Generator
 from dataclasses import dataclass, replace
+from functools import partial
 from time import perf_counter, perf_counter_ns
 
 import torch
@@ -88,19 +89,24 @@ class HelpedModel(CachedModel):
         device = self.embedding.device
         hidden = torch.embedding(self.embedding, to_device(prompt.input_ids, device))
         places = torch.cat((prompt.visual_indices, prompt.other_indices))
+        rotary = self._rotary(to_device(prompt.positions, device))
+        added = hidden.new_empty(num_added, places.shape[0], hidden.shape[1])
+        help_ = helper.begin(command)
+        if help_ is None:
+            return None
         state = _HelpedPrefill(
             model=self,
             slot=slot,
             prompt=prompt,
             hidden=hidden,
-            rotary=self._rotary(to_device(prompt.positions, device)),
+            rotary=rotary,
             places=places,
-            added=hidden.new_empty(num_added, places.shape[0], hidden.shape[1]),
+            added=added,
             num_reused=num_reused,
             chunks=chunks,
             scorer=scorer,
             helper=helper,
-            help=helper.begin(command),
+            help=help_,
         )
         state.feed_complete()
         return state
@@ -306,9 +312,13 @@ class _HelpedPrefill:
                 return
             self.num_fed += 1
             self.began_ns = self.began_ns or perf_counter_ns()
-            theirs = self.help.command.num_added
-            added = [self.added_to(first, end)[:theirs]] if theirs else []
-            self.helper.feed(self.help, [self.hidden[first:end], self.rotary[first:end], *added])
+            self.helper.feed(self.help, partial(self._inputs, first, end))
+
+    def _inputs(self, first: int, end: int) -> list[torch.Tensor]:
+        """Returns what the helper needs of the rows ``first:end``."""
+        given = [self.hidden[first:end], self.rotary[first:end]]
+        num_added = min(len(self.added), self.helper.num_layers)
+        return [*given, self.added_to(first, end)[:num_added]] if num_added else given
 
     def added_to(self, first: int, end: int) -> torch.Tensor:
         """Returns what is added behind the first layers to the rows ``first:end`` ``[num_added,

@@ -73,10 +73,10 @@ class HelperLink:
         self._begun.put(help_)
         return help_
 
-    def feed(self, help_: Help, tensors: Iterable[torch.Tensor]) -> None:
-        """Sends what the helper needs of the next rows."""
+    def feed(self, help_: Help, inputs: Callable[[], Iterable[torch.Tensor]]) -> None:
+        """Sends what the helper needs of the next rows; without it the helper cannot go on."""
         try:
-            for tensor in tensors:
+            for tensor in inputs():
                 there = tensor.to(self._link.device).contiguous()
                 help_.sending.append((self._link.send(there), there))
         except Exception as error:

@@ -109,7 +109,8 @@ class TargetSequence(EngineSequence):
             most = most_reused(tap, self.prompt)
         num_reused = host.take_over_rows(self, self.rows, most=most)
         if host.is_alone and self.request.pace != TARGET_ONLY:
-            self.help = model.begin_help(self.slot, self.prompt, tap, num_reused)
+            bare = self.prompt.without_pixels()
+            self.help = model.begin_help(self.slot, bare, tap, num_reused)
             if self.help is not None and is_scored:
                 host.emit_message(self, Hold())
         try:
@@ -117,6 +118,7 @@ class TargetSequence(EngineSequence):
         finally:
             if self.help is not None:
                 self.help.close()
+                self.help = None  # frees the prompt's rows
 
     def _run_prefill(
         self, host: SequenceHost, pruning: Pruning, tap: AttentionTap | None, num_reused: int

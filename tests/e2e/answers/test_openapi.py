@@ -101,7 +101,7 @@ def test_generated_requests_are_answered_as_described(
         phases=[Phase.generate],
         suppress_health_check=list(HealthCheck),
     )
-    def ask(case: Case[Any]) -> None:
+    def ask(case: "Case[Any]") -> None:
         if mode is GenerationMode.POSITIVE and isinstance(case.body, dict):
             # A model that is there, and few tokens: an answer is not what is tested here.
             case.body |= {"model": "hippo"} if "model" in case.body else {}

@@ -111,17 +111,22 @@ def test_clients_with_prompts_that_have_begun_take_turns() -> None:
     assert jobs._served_ns == {}
 
 
-def test_a_paused_sequence_waits_and_holds_up_nobody(jobs: Jobs) -> None:
+@pytest.mark.parametrize("capacity", [19, 20])
+def test_a_paused_sequence_waits_and_only_its_memory_counts(capacity: int) -> None:
     recorder, paused = Recorder(), sequence()
+    jobs = Jobs(EngineCounters(), capacity=capacity)
     jobs.add_job(paused, recorder.job("paused", 2), num_tokens=10)
     jobs.advance_job(paused)
     paused.is_paused = True
     assert (len(jobs), jobs.next_sequence()) == (0, None)
-    jobs.add_job(sequence("b"), recorder.job("long"), num_tokens=10)
-    assert (len(jobs), jobs.next_sequence()) == (1, None)  # there is no memory for both
+    other = sequence("b")
+    jobs.add_job(other, recorder.job("other"), num_tokens=10)
+    assert (len(jobs), jobs.next_sequence()) == (1, other if capacity == 20 else None)
+    run(jobs)
     paused.is_paused = False
     run(jobs)
-    assert recorder.events == ["paused0", "paused1", "paused over", "long over"]
+    is_first = recorder.events.index("other over") == 1
+    assert is_first == (capacity == 20)
 
 
 def test_a_failure_ends_the_job_and_is_raised(jobs: Jobs) -> None:

@@ -4,12 +4,20 @@ import dataclasses
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from queue import SimpleQueue
+from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
 
 from hippo.models.interface.base import AttentionTap, PrefillHelp, Prompt, SequenceRows, StepPlan
+from hippo.models.interface.plan import LoadPlan
+from hippo.models.load import load_parts
+from hippo.parallel.help import HelpWith
 from hippo.parallel.helped import HelpedModel
+from hippo.parallel.helper import layer_shape
+from hippo.parallel.helper_link import HelperLink
 from tests.support.devices.helper import MemoryLink, begin_help, helped_model
 from tests.support.models.families import ALL_FAMILIES, write_family
 from tests.support.models.reference import assert_close, clip, image, prepare, user
@@ -108,6 +116,18 @@ def test_scores_come_before_the_model_has_run_its_last_chunks(model: HelpedModel
     wait_until_free(model)  # the helper has sent all
     num_pieces = sum(tap.layer_scores is not None for _ in pieces)
     assert num_pieces > 2  # pieces are run behind the one that has the scores
+
+
+def test_inputs_that_cannot_be_made_end_the_helper(target_checkpoint: Path) -> None:
+    loaded, _ = load_parts(LoadPlan(str(target_checkpoint), max_context_length=64))
+    end_helper = Mock()
+    link: Any = MemoryLink(SimpleQueue(), SimpleQueue())
+    helper = HelperLink(link, layer_shape(loaded), Mock(), end_helper)
+    help = helper.begin(HelpWith(0, 0, 8, 8, 0, 0, ()))
+    assert help is not None
+    helper.feed(help, Mock(side_effect=torch.OutOfMemoryError))
+    end_helper.assert_called_once()
+    assert helper.is_lost
 
 
 @pytest.mark.parametrize("num_chunks", [0, 1, 3])
