@@ -1,10 +1,20 @@
 """Which client's item is decoded next."""
 
 import asyncio
+from collections.abc import AsyncIterator
 
 import pytest
 
 from hippo.video.seats import Turns
+
+
+@pytest.fixture(autouse=True)
+async def no_task_outlives_its_loop() -> AsyncIterator[None]:
+    yield
+    left = asyncio.all_tasks() - {asyncio.current_task()}
+    for task in left:
+        task.cancel()
+    await asyncio.gather(*left, return_exceptions=True)
 
 
 class Queue:
