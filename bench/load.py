@@ -86,6 +86,7 @@ class _LoadBench:
             dtype=args.dtype,
             target_core=target_core,
             draft_core=draft_core,
+            prefill_helper_layers="0" if draft_core is None else "auto",  # as `hippo up`
             port=0,
             target_args=slots,
             draft_args=slots,
@@ -101,6 +102,7 @@ class _LoadBench:
             self._ask_one_at_a_time(stack)
             yield from self._loads((TARGET_ONLY, ADAPTIVE), [stack])
         os.sched_setaffinity(0, all_cores)
+        options = replace(options, prefill_helper_layers="0")
         if BOTH_CORES in args.systems:
             threads = (*options.target_args, "--num-threads", "2")
             unpinned = replace(options, target_core=None, draft_core=None, target_args=threads)

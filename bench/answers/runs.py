@@ -42,6 +42,7 @@ def bundled_pair(dtype: str, **changes: Any) -> StackOptions:
         dtype=dtype,
         target_core=target_core,
         draft_core=draft_core,
+        prefill_helper_layers="0" if draft_core is None else "auto",  # as `hippo up`
         port=0,
     )
     return replace(options, **changes)

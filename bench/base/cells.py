@@ -25,6 +25,7 @@ LATENCY_COLUMNS: Columns = {
     "system": lambda row: row["system"],
     "decode": lambda row: interval(row["decode_speedup"]),
     "end to end": lambda row: interval(row["end_to_end_speedup"]),
+    "first token": lambda row: _share(row.get("first_token_share")),
     "ms/token": lambda row: f"{row['decode_ms_per_token']:.2f}",
     "TTFT ms": lambda row: f"{row['ttft_ms']:.0f}",
     "tokens/forward": lambda row: number(row["mean_tokens_per_forward"], ".2f"),
@@ -45,6 +46,7 @@ LEVEL_COLUMNS: Columns = {
     "vpsd (γ)": lambda row: _at_best(row["vpsd"]),
     "adaptive": lambda row: interval(row["adaptive"]["decode"]),
     "end to end": lambda row: f"{row['end_to_end']['mean']:.2f}",
+    "first token": lambda row: _share(row.get("first_token")),
     "over serial": lambda row: interval(row["over_serial"]),
     "over vpsd": lambda row: interval(row["over_vpsd"]),
     "least over the better": lambda row: f"{row['least_over_better']:.2f}",
@@ -78,6 +80,10 @@ def _throughput(row: Result) -> str:
     low, high = row["tokens_per_s_range"]
     spread = f" [{low:.0f}, {high:.0f}]" if row["num_runs"] > 1 else ""
     return f"{row['tokens_per_s']:.0f}{spread}"
+
+
+def _share(value: Mapping[str, float] | None) -> str:
+    return "-" if value is None else f"{value['mean']:.2f}"  # results of earlier trees lack it
 
 
 def _at_best(policy: Result) -> str:

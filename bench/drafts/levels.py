@@ -102,6 +102,7 @@ def level(records: Sequence[Record]) -> dict[str, Any]:
             for name, found in (("serial", serial), ("vpsd", vpsd), ("adaptive", adaptive))
         },
         "end_to_end": spread([record.end_to_end_speedup for record in adaptive.values()]),
+        "first_token": spread([record.first_token_share for record in adaptive.values()]),
         "over_serial": spread(ratios(serial)),
         "over_vpsd": spread(ratios(vpsd)),
         "least_over_better": min(map(min, zip(ratios(serial), ratios(vpsd), strict=True))),

@@ -34,6 +34,17 @@ def refusal_of(field: str, why: str) -> PydanticCustomError:
     return PydanticCustomError("unsupported_field", "{field} {why}", context)
 
 
+def _no_truth_value(value: Any) -> Any:
+    """pydantic would take true for 1."""
+    if isinstance(value, bool):
+        raise refusal(f"expected a number, not {str(value).lower()}")
+    return value
+
+
+Int = Annotated[int, BeforeValidator(_no_truth_value)]
+Float = Annotated[float, BeforeValidator(_no_truth_value)]
+
+
 def field_error(field: str, why: str) -> InvalidRequestError:
     """Returns the error of a field, by its path, of a request that was validated."""
     return InvalidRequestError(f"{field} {why}", param=field)
@@ -157,23 +168,23 @@ def _only_rate(value: Any) -> Any:
 class FrameSize(Model):
     """Limits of the pixels of a frame or image, with transformers' names."""
 
-    shortest_edge: int | None = Field(default=None, ge=1, le=MAX_PIXELS)
+    shortest_edge: Int | None = Field(default=None, ge=1, le=MAX_PIXELS)
     """Another name of min_pixels."""
-    longest_edge: int | None = Field(default=None, ge=1, le=MAX_PIXELS)
+    longest_edge: Int | None = Field(default=None, ge=1, le=MAX_PIXELS)
     """Another name of max_pixels."""
 
 
 class MediaProcessing(Model):
     """Sampling of frames from the videos, and the size of frames and images."""
 
-    fps: Annotated[float | None, BeforeValidator(_only_rate)] = Field(default=None, gt=0, le=120)
+    fps: Annotated[Float | None, BeforeValidator(_only_rate)] = Field(default=None, gt=0, le=120)
     """Frames a second; a list has one rate for all."""
-    num_frames: int | None = Field(default=None, ge=1, le=65536)
+    num_frames: Int | None = Field(default=None, ge=1, le=65536)
     """Number of frames, evenly spaced; excludes fps."""
-    min_frames: int | None = Field(default=None, ge=1, le=65536)
-    max_frames: int | None = Field(default=None, ge=1, le=65536)
-    min_pixels: int | None = Field(default=None, ge=1, le=MAX_PIXELS)
-    max_pixels: int | None = Field(default=None, ge=1, le=MAX_PIXELS)
+    min_frames: Int | None = Field(default=None, ge=1, le=65536)
+    max_frames: Int | None = Field(default=None, ge=1, le=65536)
+    min_pixels: Int | None = Field(default=None, ge=1, le=MAX_PIXELS)
+    max_pixels: Int | None = Field(default=None, ge=1, le=MAX_PIXELS)
     size: FrameSize = FrameSize()
     do_sample_frames: StrictBool | None = None
     """False: media_io_kwargs.video alone says which frames are used."""
@@ -202,16 +213,16 @@ class MediaProcessing(Model):
 class VideoLoading(Model):
     """Sampling of frames from a video, with vLLM's names."""
 
-    num_frames: int | None = Field(default=None, ge=-1, le=65536)
+    num_frames: Int | None = Field(default=None, ge=-1, le=65536)
     """Number of frames, evenly spaced; the most frames beside fps; 0 or less: not set."""
-    fps: float | None = Field(default=None, ge=-1, le=120)
+    fps: Float | None = Field(default=None, ge=-1, le=120)
     """0 or less: not set."""
-    frames_indices: tuple[int, ...] | None = Field(default=None, min_length=1, max_length=65536)
+    frames_indices: tuple[Int, ...] | None = Field(default=None, min_length=1, max_length=65536)
     """For frames sent as video/jpeg: the frame numbers in the original video, ascending; `fps` is
     the frame rate of that video."""
-    total_num_frames: int | None = Field(default=None, ge=1, le=2**31 - 1)
+    total_num_frames: Int | None = Field(default=None, ge=1, le=2**31 - 1)
     """Number of frames of the original video."""
-    duration: float | None = Field(default=None, gt=0, allow_inf_nan=False)
+    duration: Float | None = Field(default=None, gt=0, allow_inf_nan=False)
     """Duration of that video in seconds."""
     do_sample_frames: Literal[False] | None = None
     """Inert: all frames sent as video/jpeg are used."""
@@ -227,7 +238,7 @@ class VideoLoading(Model):
         return self
 
 
-ColourValue = Annotated[int, Field(ge=0, le=255)]
+ColourValue = Annotated[Int, Field(ge=0, le=255)]
 
 
 class ImageLoading(Model):

@@ -20,6 +20,8 @@ from pydantic import (
 
 from gateway.api.media_schemas import (
     ContentPart,
+    Float,
+    Int,
     MediaLoading,
     MediaProcessing,
     Model,
@@ -88,17 +90,17 @@ class PruningOptions(Model):
     """How the visual tokens that the draft sees are chosen; the answer does not depend on them."""
 
     strategy: PruningStrategy | None = None
-    ratio: float | None = Field(default=None, ge=0, le=0.99)
+    ratio: Float | None = Field(default=None, ge=0, le=0.99)
     """Share that is dropped."""
-    seed: int = Field(default=0, ge=0, lt=2**64)
+    seed: Int = Field(default=0, ge=0, lt=2**64)
     """Seed of the random strategy."""
-    min_visual_tokens: int | None = Field(default=None, ge=0, lt=2**32)
+    min_visual_tokens: Int | None = Field(default=None, ge=0, lt=2**32)
     """Prompts with fewer are not pruned."""
     spatial_score: SpatialScore | None = None
     """Of holistic; the HIPPO paper has variance."""
-    spread: float | None = Field(default=None, ge=0, le=1)
+    spread: Float | None = Field(default=None, ge=0, le=1)
     """Share of holistic's kept tokens that is spaced evenly; the HIPPO paper has 0."""
-    score_layer_share: float | None = Field(default=None, gt=0, le=1)
+    score_layer_share: Float | None = Field(default=None, gt=0, le=1)
     """Share of the target's layers, from the first on, that score tokens."""
     causal_attention: bool | None = None
     """Tokens are scored by the attention of all text behind the videos to all tokens before it, as
@@ -129,7 +131,7 @@ class SpeculationOptions(Model):
     ] = None
     """Draft length of serial and vpsd; "auto": the measured time of a target step over the
     time of a draft step."""
-    max_draft_tokens: int | None = Field(default=None, ge=1)
+    max_draft_tokens: Int | None = Field(default=None, ge=1)
     """Maximum number of draft tokens that one forward verifies."""
     guesses: bool | None = None
     """Whether the draft feeds guesses by n-grams; by default it does."""
@@ -145,23 +147,23 @@ class ChatCompletionRequest(StructuredFields):
     model: str
     messages: tuple[Message, ...] = Field(min_length=1, max_length=MAX_MESSAGES)
 
-    max_tokens: int | None = Field(default=None, ge=1)
-    max_completion_tokens: int | None = Field(default=None, ge=1)
-    min_tokens: int | None = Field(default=None, ge=0)
+    max_tokens: Int | None = Field(default=None, ge=1)
+    max_completion_tokens: Int | None = Field(default=None, ge=1)
+    min_tokens: Int | None = Field(default=None, ge=0)
     """No end token or stop string ends an answer with fewer tokens."""
-    temperature: float | None = None
+    temperature: Float | None = None
     """0 is greedy; the default is the operator's, 1 unless changed."""
-    top_p: float | None = None
+    top_p: Float | None = None
     """The default is the operator's, 1 unless changed."""
-    top_k: int | None = None
+    top_k: Int | None = None
     """0 or -1 keeps all tokens."""
-    min_p: float | None = None
-    seed: int | None = Field(default=None, ge=-(2**63), lt=2**64)
+    min_p: Float | None = None
+    seed: Int | None = Field(default=None, ge=-(2**63), lt=2**64)
     """By default a random seed is drawn, reported as `hippo.seed`."""
-    presence_penalty: float | None = None
-    frequency_penalty: float | None = None
-    repetition_penalty: float | None = None
-    logit_bias: dict[str, float] | None = None
+    presence_penalty: Float | None = None
+    frequency_penalty: Float | None = None
+    repetition_penalty: Float | None = None
+    logit_bias: dict[str, Float] | None = None
     ignore_eos: StrictBool | None = None
     stop: Annotated[
         tuple[str, ...],
@@ -170,13 +172,13 @@ class ChatCompletionRequest(StructuredFields):
             json_schema_input_type=str | list[str] | None,
         ),
     ] = Field(default=(), max_length=MAX_STOP_STRINGS)
-    stop_token_ids: tuple[int, ...] | None = Field(default=None, max_length=MAX_STOP_STRINGS)
+    stop_token_ids: tuple[Int, ...] | None = Field(default=None, max_length=MAX_STOP_STRINGS)
 
-    n: int | None = Field(default=None, ge=1, strict=True)
+    n: Int | None = Field(default=None, ge=1, strict=True)
     """Number of choices, limited by the operator; the first choice is the same with any n."""
     logprobs: StrictBool | None = Field(default=None, strict=True)
     """Adds the target's log-probability of each token of the text."""
-    top_logprobs: int | None = Field(default=None, ge=0, le=MAX_TOP_LOGPROBS, strict=True)
+    top_logprobs: Int | None = Field(default=None, ge=0, le=MAX_TOP_LOGPROBS, strict=True)
     """Number of likeliest tokens added at each place; needs logprobs."""
 
     stream: StrictBool | None = None

@@ -62,6 +62,7 @@ def _row(name: str, records: Sequence[Record]) -> Row:
         "tokens_per_answer": statistics.fmean(r.answer.num_tokens for r in records),
         "decode_speedup": spread([r.decode_speedup for r in records]),
         "end_to_end_speedup": spread([r.end_to_end_speedup for r in records]),
+        "first_token_share": spread([r.first_token_share for r in records]),
         "decode_ms_per_token": statistics.fmean(1e3 * r.answer.decode_s_per_token for r in records),
         "ttft_ms": statistics.fmean(1e3 * r.answer.ttft_s for r in records),
         "num_equal": sum(r.is_equal for r in records),

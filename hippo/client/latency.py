@@ -49,6 +49,11 @@ class Record:
         return _ratio(self.baseline_end_to_end_s, self.answer.end_to_end_s)
 
     @property
+    def first_token_share(self) -> float:
+        """This answer's time to the first piece of text over target-only's."""
+        return _ratio(self.answer.ttft_s, self.baseline_end_to_end_s - self.baseline_decode_s)
+
+    @property
     def figures(self) -> Mapping[str, Any]:
         return self.answer.figures
 

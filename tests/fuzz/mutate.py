@@ -111,7 +111,7 @@ def mutate_message(rng: random.Random, message: Message) -> None:
         chosen = [f for f in fields if not f.containing_oneof or message.HasField(f.name)]
         field = rng.choice(chosen or fields)
         inner = _inner(rng, message, field)
-        if inner is None or rng.random() < 0.1:
+        if inner is None or not inner.DESCRIPTOR.fields or rng.random() < 0.1:
             break
         message = inner
     if rng.random() < 0.2:

@@ -7,7 +7,7 @@ from fastapi import APIRouter, HTTPException, Request
 from pydantic import FailFast, Field, StrictBool
 from tokenizers import Encoding
 
-from gateway.api.media_schemas import Model, field_error
+from gateway.api.media_schemas import Int, Model, field_error
 from gateway.api.responses import DetokenizeResponse, TokenizeResponse
 from gateway.api.state import State
 from gateway.door.middleware import LEFT
@@ -37,7 +37,7 @@ class DetokenizeRequest(Model):
 
     model: str | None = None
     """The served name; optional."""
-    tokens: Annotated[tuple[int, ...], FailFast()] = Field(
+    tokens: Annotated[tuple[Int, ...], FailFast()] = Field(
         max_length=_MOST_TOKENS, examples=[[12, 7]]
     )
 

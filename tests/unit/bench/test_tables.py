@@ -84,6 +84,7 @@ def test_a_row_compares_adaptive_with_the_best_lengths() -> None:
     found = level([each for each in tried if each.system != "serial γ=5"])
     assert found["agreement"] == pytest.approx(0.9)
     assert (found["serial"]["gamma"], found["vpsd"]["gamma"]) == (10, 5)
+    assert found["first_token"]["mean"] == pytest.approx(1.0)
     assert found["over_serial"]["mean"] == pytest.approx((2 + 4) / 2)
     assert found["over_vpsd"]["mean"] == pytest.approx((1.5 + 3) / 2)
     assert found["least_over_better"] == pytest.approx(1.5)

@@ -98,6 +98,7 @@ def test_speedups_are_against_target_only_on_the_same_question() -> None:
     assert pair["end_to_end_speedup"]["mean"] == pytest.approx(
         (2.2 / 0.6 + 2.2 / 1.1) / 2, abs=1e-3
     )
+    assert pair["first_token_share"]["mean"] == pytest.approx((0.1 / 0.2 + 0.1 / 0.2) / 2)
     assert (pair["num_equal"], pair["num_answers"]) == (1, 2)
     assert pair["decode_ms_per_token"] == pytest.approx((250 + 1000) / 2)
     assert (pair["target_step_ms"], pair["target_wait_ms"]) == (4.0, None)

@@ -48,9 +48,9 @@ def test_values_that_change_nothing_are_taken() -> None:
     ("fields", "expected"),
     [
         ({"n": 0}, "greater than or equal to 1"),
-        ({"n": True}, "valid integer"),
+        ({"n": True}, "expected a number"),
         ({"logprobs": 1}, "boolean"),  # of OpenAI's older completions
-        ({"top_logprobs": True, "logprobs": True}, "valid integer"),
+        ({"top_logprobs": True, "logprobs": True}, "expected a number"),
         ({"top_logprobs": -1, "logprobs": True}, "greater than or equal to 0"),
         ({"length_penalty": 1.5}, "length_penalty is 1.5, but there is no beam search; leave it"),
         ({"echo": 0}, "leave it out or give False"),
@@ -171,6 +171,16 @@ def test_a_request_without_a_seed_gets_a_fresh_one() -> None:
 def test_what_does_not_go_together_is_refused(fields: dict[str, Any], words: str) -> None:
     with pytest.raises(InvalidRequestError, match=words):
         _open(**fields)
+
+
+@pytest.mark.parametrize(
+    "name", ["max_tokens", "seed", "temperature", "top_k", "stop_token_ids", "logit_bias"]
+)
+def test_a_truth_value_is_no_number(name: str) -> None:
+    value: Any = {"stop_token_ids": [3, True], "logit_bias": {"3": True}}.get(name, True)
+    with pytest.raises(ValidationError, match="expected a number, not true") as refused:
+        chat_request(**{name: value})
+    assert [error["loc"][0] for error in refused.value.errors()] == [name]
 
 
 def test_choices_are_limited() -> None:
