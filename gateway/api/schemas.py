@@ -102,10 +102,10 @@ class PruningOptions(Model):
     """Share of holistic's kept tokens that is spaced evenly; the HIPPO paper has 0."""
     score_layer_share: Float | None = Field(default=None, gt=0, le=1)
     """Share of the target's layers, from the first on, that score tokens."""
-    causal_attention: bool | None = None
+    causal_attention: StrictBool | None = None
     """Tokens are scored by the attention of all text behind the videos to all tokens before it, as
     in SpecVLM; by default by the attention of the question to visual tokens alone."""
-    compacted_positions: bool | None = None
+    compacted_positions: StrictBool | None = None
     """The draft numbers the tokens of a pruned prompt consecutively, as in SpecVLM; by default they
     keep their positions."""
 
@@ -127,13 +127,13 @@ class SpeculationOptions(Model):
     nodes)."""
     policy: Literal["off", "serial", "vpsd", "adaptive", "optimistic", "conservative"] | None = None
     gamma: Annotated[
-        Annotated[int, Field(ge=1)] | Literal["auto"] | None, WrapValidator(_draft_length)
+        Annotated[Int, Field(ge=1)] | Literal["auto"] | None, WrapValidator(_draft_length)
     ] = None
     """Draft length of serial and vpsd; "auto": the measured time of a target step over the
     time of a draft step."""
     max_draft_tokens: Int | None = Field(default=None, ge=1)
     """Maximum number of draft tokens that one forward verifies."""
-    guesses: bool | None = None
+    guesses: StrictBool | None = None
     """Whether the draft feeds guesses by n-grams; by default it does."""
     pruning: PruningOptions = PruningOptions()
 

@@ -96,11 +96,11 @@ class Jobs:
             is_short = not longest or 2 * entry.num_tokens <= longest
             return entry.has_begun or (is_short and entry.num_tokens + sum(begun) <= self._capacity)
 
-        able = sorted(
-            filter(may_run, first.values()),
-            key=lambda entry: (self._served_ns[entry.client], entry.has_begun),
+        able = filter(may_run, first.values())
+        best = min(
+            able, key=lambda entry: (self._served_ns[entry.client], entry.has_begun), default=None
         )
-        return able[0].sequence if able else None
+        return None if best is None else best.sequence
 
     def advance_job(self, sequence: EngineSequence) -> None:
         """Runs the next piece of a sequence's oldest job; an exception ends the job and is

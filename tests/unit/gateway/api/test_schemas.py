@@ -1,15 +1,18 @@
 """What a request may say, and what becomes of it; a service's error is in the client's words."""
 
+import contextlib
 import dataclasses
+import json
 import re
-from typing import Any
+from typing import Annotated, Any
 
 import pytest
 from openai.types.chat import ChatCompletionMessage, ParsedChatCompletionMessage
-from pydantic import ValidationError
+from pydantic import TypeAdapter, ValidationError
 
 from gateway.__main__ import main
 from gateway.api import media_fields, translate
+from gateway.api.media_schemas import Model
 from gateway.api.schemas import ChatCompletionRequest
 from gateway.api.translate import in_clients_words, speculation_plan
 from gateway.common.config import GatewaySettings
@@ -173,14 +176,28 @@ def test_what_does_not_go_together_is_refused(fields: dict[str, Any], words: str
         _open(**fields)
 
 
-@pytest.mark.parametrize(
-    "name", ["max_tokens", "seed", "temperature", "top_k", "stop_token_ids", "logit_bias"]
-)
-def test_a_truth_value_is_no_number(name: str) -> None:
-    value: Any = {"stop_token_ids": [3, True], "logit_bias": {"3": True}}.get(name, True)
+def test_a_truth_value_is_no_number() -> None:
     with pytest.raises(ValidationError, match="expected a number, not true") as refused:
-        chat_request(**{name: value})
-    assert [error["loc"][0] for error in refused.value.errors()] == [name]
+        chat_request(stop_token_ids=[3, True])
+    assert [error["loc"] for error in refused.value.errors()] == [("stop_token_ids", 1)]
+
+
+def _parts_of_requests(model: type[Model] = Model) -> list[type[Model]]:
+    own = model.__subclasses__()
+    return own + [each for part in own for each in _parts_of_requests(part)]
+
+
+@pytest.mark.parametrize("model", _parts_of_requests(), ids=lambda model: model.__name__)
+@pytest.mark.parametrize("given", [True, [True], {"1": True}, 1])
+def test_no_field_takes_a_truth_value_for_a_number_or_a_number_for_one(
+    model: type[Model], given: Any
+) -> None:
+    for name, field in model.model_fields.items():
+        form: Any = Annotated[field.annotation, None, *field.metadata]
+        adapter = TypeAdapter[Any](form)
+        with contextlib.suppress(ValidationError):
+            taken = adapter.validate_python(given)
+            assert json.dumps(taken).replace("1.0", "1") == json.dumps(given), name
 
 
 def test_choices_are_limited() -> None:
