@@ -61,7 +61,7 @@ SCORED_LOGITS = 1 << 23
 VISION_PATCHES, CPU_VISION_PATCHES = 4096, 1024
 """Patches of a video in one run of the vision tower, on a GPU and on a CPU. Other sequences step
 between two runs, and a prefill helper begins behind the first. A GPU needs this many rows; on a CPU
-core, parts of 1,024 and 4,096 take equally long, of 512 15 % longer, of 16,384 half as long again."""
+core, parts of 1,024 and 4,096 take equally long, of 512 15 % longer, of 16,384 50 % longer."""
 
 IMAGE_TOKENS = 4096
 """Tokens of an image for which memory is planned; the vision towers do not split an image. A larger
