@@ -185,7 +185,7 @@ def _environment() -> dict[str, str]:
 def shared_file(size: int) -> int:
     """Returns the descriptor of an unnamed file in memory of ``size`` zero bytes."""
     if hasattr(os, "memfd_create"):
-        descriptor = os.memfd_create("hippo-media", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+        descriptor = os.memfd_create("hippo", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     else:
         with tempfile.TemporaryFile() as file:
             descriptor = os.dup(file.fileno())

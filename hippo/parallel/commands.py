@@ -19,7 +19,7 @@ from dataclasses import dataclass, replace
 import torch
 
 from hippo.models.interface.base import AttentionTap, Prompt, StepPlan
-from hippo.parallel.help import Abandon, HelpWith, Setup
+from hippo.parallel.help import HelpWith, Setup, Told
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +67,7 @@ class Stop:
 
 
 RankCommand = BeginPrefill | Advance | Drop | Call | Stop
-HelperCommand = Setup | HelpWith | Abandon | Stop
+HelperCommand = Setup | HelpWith | Told | Stop
 Command = RankCommand | HelperCommand
 
 

@@ -36,12 +36,15 @@ class _Reports(logging.Handler):
 
 def main(argv: Sequence[str]) -> int:
     """Loads this rank's part and runs commands; returns the exit code."""
-    commands, reports = Connection(int(argv[0])), _Reports(Connection(int(argv[1])))
+    rank, rendezvous = int(argv[0]), argv[1]
+    commands, reports = Connection(int(argv[2])), _Reports(Connection(int(argv[3])))
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)  # rank 0 handles them, and sends Stop
-    rank, rendezvous = int(argv[2]), argv[3]
-    # Removed here if rank 0 was killed.
-    remove_folder = partial(shutil.rmtree, Path(rendezvous).parent, ignore_errors=True)
+
+    def remove_folder() -> None:  # if rank 0 was killed
+        if rendezvous:
+            shutil.rmtree(Path(rendezvous).parent, ignore_errors=True)
+
     end_with_parent(remove_folder)
     root = logging.getLogger()
     root.handlers[:] = [reports]
@@ -51,8 +54,10 @@ def main(argv: Sequence[str]) -> int:
     try:
         plan: LoadPlan = commands.recv()
         root.setLevel(plan.log_level.upper())
-        run = _run if plan.first_layers is None else _help
-        run(plan, rank, rendezvous, commands, reports)
+        if plan.first_layers is None:
+            _run(plan, rank, rendezvous, commands, reports)
+        else:
+            _help(plan, int(argv[4]), commands, reports)
     except HippoError as error:
         reports.send_report("failed", error.message)
         return 1
@@ -87,16 +92,14 @@ def _run(
     group.close()
 
 
-def _help(
-    plan: LoadPlan, rank: int, rendezvous: str, commands: Connection, reports: _Reports
-) -> None:
-    """Runs a prefill helper."""
+def _help(plan: LoadPlan, file: int, commands: Connection, reports: _Reports) -> None:
+    """Runs a prefill helper, which shares the memory file ``file``."""
     from hippo.engine.cpu import prepare_cpu
     from hippo.models.load import load_parts
     from hippo.models.loading.memory import free_memory
     from hippo.models.loading.resolve import import_transformers
+    from hippo.parallel.help_memory import HelpMemory, layer_shape
     from hippo.parallel.helper import PrefillHelper
-    from hippo.parallel.link import Link
 
     prepare_cpu(plan.cpu_core, plan.num_threads)
     import_transformers().logging.set_verbosity_error()  # the model's process warns
@@ -104,14 +107,13 @@ def _help(
     if isinstance(setup, Stop):
         return
     loaded, _ = load_parts(setup.plan)
-    reports.send_report("ready")
-    link = Link(rendezvous, rank)
-    helper = PrefillHelper(loaded, link, commands)
+    memory = HelpMemory(layer_shape(loaded), setup.num_rows, file, loaded.cache.device)
+    helper = PrefillHelper(loaded, memory, commands, partial(reports.send_report, "news"))
     del loaded  # tower, embeddings and head, which the helper does not need
     free_memory(helper.device)
     helper.warm_up()
+    reports.send_report("ready")
     helper.serve()
-    link.close()
 
 
 def _log_progress(stage: str, share: float) -> None:

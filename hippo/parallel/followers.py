@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import threading
+from collections.abc import Callable, Iterable
 from concurrent.futures import Future, InvalidStateError
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection
@@ -15,6 +16,7 @@ from hippo.base.subprocesses import importing_environment
 from hippo.errors import HippoError, ModelLoadError, UnavailableError
 from hippo.models.interface.plan import LoadPlan
 from hippo.parallel.commands import Command, Stop
+from hippo.parallel.help import Told
 
 _log = logging.getLogger(__name__)
 
@@ -29,13 +31,23 @@ class FollowerProcesses:
     they also exit when this process ends.
     """
 
-    def __init__(self, plan: LoadPlan, rendezvous: str, lost: Future[HippoError]) -> None:
+    def __init__(
+        self,
+        plan: LoadPlan,
+        rendezvous: str,
+        lost: Future[HippoError],
+        *,
+        memory: int | None = None,
+    ) -> None:
+        """``rendezvous``: file where the ranks meet; ``memory``: descriptor of a file that a helper
+        shares, and which stays open here."""
         self.lost = lost
+        self.on_news: Callable[[Told], None] = lambda news: None  # of a helper
         self._is_closing = False
         self._followers: list[_Follower] = []
         try:
             for rank in range(1, 2 if plan.first_layers else plan.tensor_parallel):
-                self._followers.append(_Follower(plan, rank, rendezvous, self))
+                self._followers.append(_Follower(plan, rank, rendezvous, memory, self))
         except OSError as error:
             self.stop()
             self.wait_ended()
@@ -85,7 +97,12 @@ class _Follower:
     """One process, its pipes, and the thread that reads its reports."""
 
     def __init__(
-        self, plan: LoadPlan, rank: int, rendezvous: str, owner: FollowerProcesses
+        self,
+        plan: LoadPlan,
+        rank: int,
+        rendezvous: str,
+        memory: int | None,
+        owner: FollowerProcesses,
     ) -> None:
         self.name = "the prefill helper" if plan.first_layers else f"rank {rank}"
         self.is_ready = threading.Event()  # or has ended
@@ -97,7 +114,7 @@ class _Follower:
             on_failure.callback(self.commands.close)
             on_failure.callback(self._reports.close)
             with theirs, their_reports:
-                self.process = _start(rank, rendezvous, theirs, their_reports)
+                self.process = _start(rank, rendezvous, memory, (theirs, their_reports))
             with contextlib.suppress(BrokenPipeError):  # it has ended: _listen tells how
                 self.commands.send(plan)
             on_failure.pop_all()
@@ -126,6 +143,8 @@ class _Follower:
                     _log.log(level, "%s: %s", self.name, text)
                 elif kind == "failed":
                     (self._failure,) = rest
+                elif kind == "news":
+                    self._owner.on_news(*rest)
                 else:
                     self.is_ready.set()
         code = self.process.wait()
@@ -143,14 +162,15 @@ class _Follower:
 
 
 def _start(
-    rank: int, rendezvous: str, commands: Connection, reports: Connection
+    rank: int, rendezvous: str, memory: int | None, pipes: Iterable[Connection]
 ) -> subprocess.Popen[bytes]:
-    handles = (commands.fileno(), reports.fileno())
+    shared = () if memory is None else (memory,)
+    handles = (*(pipe.fileno() for pipe in pipes), *shared)
     return subprocess.Popen(
         [
             *(sys.executable, "-P", "-m", "hippo.parallel.follower"),
-            *map(str, handles),
             *(str(rank), rendezvous),
+            *map(str, handles),
         ],
         stdin=subprocess.PIPE,  # closes when this process ends
         pass_fds=handles,

@@ -1,15 +1,15 @@
 """Loading a model with a prefill helper, and ending the helper's process."""
 
 import logging
-import tempfile
+import os
 import threading
 from concurrent.futures import Future
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
 
 import torch
 
+from hippo.base.worker_process import shared_file
 from hippo.catalog.sizes import USED_SHARE
 from hippo.errors import HippoError, ModelLoadError, UnavailableError
 from hippo.models.interface.base import VideoLanguageModel
@@ -20,20 +20,22 @@ from hippo.models.loading.memory import available_bytes
 from hippo.models.loading.placement import parse_device
 from hippo.models.loading.pretrained import Pretrained
 from hippo.parallel.followers import FollowerProcesses
-from hippo.parallel.help import LayerShape, Setup
+from hippo.parallel.help import Setup
+from hippo.parallel.help_memory import HelpMemory, layer_shape
 from hippo.parallel.helped import HelpedModel
-from hippo.parallel.helper import layer_shape
 from hippo.parallel.helper_link import HelperLink
-from hippo.parallel.link import Link
 from hippo.pruning.select import default_score_layers
 
 _log = logging.getLogger(__name__)
+
+_LONGEST_PAUSE_S = 60.0  # as `hippo up` has it for a draft
 
 
 class HelpedSource:
     """Loads a model in this process, and its first layers in a helper's process.
 
-    ``lost`` is not set by the end of the helper: the model then reads prompts alone.
+    ``lost`` is not set by the end of the helper: the model reads prompts alone until the helper has
+    been started again.
     """
 
     def __init__(
@@ -52,12 +54,11 @@ class HelpedSource:
         self._plan, self._helper_plan = plan, helper
         self._num_layers, self._score_layers = num_layers, score_layers
         self._lock = threading.Lock()
-        self._is_closed = False
-        self._folder = tempfile.TemporaryDirectory(
-            prefix="hippo-helper-", ignore_cleanup_errors=True
-        )
+        self._is_closing = threading.Event()
+        self._file = shared_file(0)  # in memory, shared with each process of the helper
         self._processes: FollowerProcesses | None = None
-        self._link: HelperLink | None = None
+        self._restarting: threading.Thread | None = None
+        self._pause_s = 1.0
 
     def load(self, progress: Progress) -> VideoLanguageModel:
         """Returns the model, when its helper is ready or cannot start; raises HippoError."""
@@ -82,13 +83,20 @@ class HelpedSource:
             max_context_length=model.info.max_context_length,
             first_layers=self._choose_layers(loaded, other),
         )
+        shape = layer_shape(loaded, helper_plan.first_layers)
+        num_rows = loaded.cache.shape.capacity
+        memory = HelpMemory(shape, num_rows, self._file, loaded.cache.device)
+        link = HelperLink(memory, shape.num_layers)
         try:
-            model.helper = self._connect(helper_plan, processes, layer_shape(loaded))
-        except (HippoError, RuntimeError, OSError) as error:
-            if self._is_closed:
+            self._connect(processes, link, Setup(helper_plan, num_rows))
+        except HippoError as error:
+            if self._is_closing.is_set():
                 raise
             _log.error("prompts are read without a helper: %s", error)
             processes.stop()
+        else:
+            model.helper = link
+            _log.info("a prefill helper on %s runs the first %d layers", other, shape.num_layers)
         progress("loading", 1.0)
         return model
 
@@ -117,46 +125,61 @@ class HelpedSource:
     def close(self) -> None:
         """Ends the helper; later calls have no effect."""
         with self._lock:
-            processes = None if self._is_closed else self._processes
-            self._is_closed = True
+            if self._is_closing.is_set():
+                return
+            self._is_closing.set()
+            processes = self._processes
         if processes is not None:
             processes.stop()
             processes.wait_ended()
-            if self._link is not None:
-                self._link.close()
-        self._folder.cleanup()
+        if self._restarting is not None:
+            self._restarting.join()
+        os.close(self._file)
 
     def _start(self) -> FollowerProcesses:
         with self._lock:
-            if self._is_closed:
+            if self._is_closing.is_set():
                 raise UnavailableError("the service is stopping")
             plan = replace(self._helper_plan, first_layers=1)  # until their number is known
-            self._processes = FollowerProcesses(plan, self._rendezvous, Future())
+            self._processes = FollowerProcesses(plan, "", Future(), memory=self._file)
             return self._processes
 
-    @property
-    def _rendezvous(self) -> str:
-        return str(Path(self._folder.name) / "store")
-
-    def _connect(
-        self, plan: LoadPlan, processes: FollowerProcesses, shape: LayerShape
-    ) -> HelperLink:
-        """Returns the link to the helper when it is ready."""
-        assert plan.first_layers is not None
-        processes.send_command(Setup(plan))
+    def _connect(self, processes: FollowerProcesses, link: HelperLink, setup: Setup) -> None:
+        """Waits until a helper's process is ready, and uses it; raises HippoError."""
+        processes.on_news = link.add_news
+        processes.send_command(setup)
         processes.wait_ready()
-        link = Link(self._rendezvous, 0)
-        self._link = HelperLink(
-            link,
-            replace(shape, num_layers=plan.first_layers),
-            processes.send_command,
-            processes.give_up,
+        link.use(processes.send_command)
+        processes.lost.add_done_callback(partial(self._note_end, processes, link, setup))
+
+    def _note_end(
+        self,
+        processes: FollowerProcesses,
+        link: HelperLink,
+        setup: Setup,
+        ended: "Future[HippoError]",
+    ) -> None:
+        link.lose()
+        _log.error("%s; until it runs again, prompts are read without it", ended.result().message)
+        self._restarting = threading.Thread(
+            target=self._restart, args=(processes, link, setup), name="helper", daemon=True
         )
-        processes.lost.add_done_callback(partial(_note_end, self._link))
-        _log.info("a prefill helper on %s runs the first %d layers", plan.device, plan.first_layers)
-        return self._link
+        self._restarting.start()
 
-
-def _note_end(helper: HelperLink, ended: Future[HippoError]) -> None:
-    helper.is_lost = True
-    _log.error("%s; prompts are read without it from now on", ended.result().message)
+    def _restart(self, processes: FollowerProcesses, link: HelperLink, setup: Setup) -> None:
+        """Starts the helper again. The pauses grow, so a helper that always fails costs little."""
+        while True:
+            processes.stop()
+            processes.wait_ended()
+            if self._is_closing.wait(self._pause_s):
+                return
+            self._pause_s = min(2 * self._pause_s, _LONGEST_PAUSE_S)
+            try:
+                processes = self._start()
+                self._connect(processes, link, setup)
+            except HippoError as error:
+                if not self._is_closing.is_set():
+                    _log.warning("the prefill helper could not start: %s", error.message)
+            else:
+                _log.info("the prefill helper runs again")
+                return

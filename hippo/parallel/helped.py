@@ -11,7 +11,6 @@ helper does not send in time, the model computes.
 import itertools
 from collections.abc import Generator
 from dataclasses import dataclass, replace
-from functools import partial
 from time import perf_counter, perf_counter_ns
 
 import torch
@@ -91,9 +90,6 @@ class HelpedModel(CachedModel):
         places = torch.cat((prompt.visual_indices, prompt.other_indices))
         rotary = self._rotary(to_device(prompt.positions, device))
         added = hidden.new_empty(num_added, places.shape[0], hidden.shape[1])
-        help_ = helper.begin(command)
-        if help_ is None:
-            return None
         state = _HelpedPrefill(
             model=self,
             slot=slot,
@@ -106,9 +102,13 @@ class HelpedModel(CachedModel):
             chunks=chunks,
             scorer=scorer,
             helper=helper,
-            help=help_,
+            help=helper.begin(command),
         )
-        state.feed_complete()
+        try:
+            state.feed_complete()
+        except BaseException:
+            state.close()
+            raise
         return state
 
     def _can_help(
@@ -168,25 +168,24 @@ class HelpedModel(CachedModel):
     def _take_chunk(self, state: "_HelpedPrefill", timeout_s: float = 0.0) -> bool:
         """Takes over what the helper has computed of its next chunk, if it has come."""
         help_ = state.help
-        buffer = None if help_ is None else state.helper.take(help_, timeout_s)
-        if buffer is None:
+        chunk = None if help_ is None else state.helper.take(help_, timeout_s)
+        if help_ is None or chunk is None:
             return False
         rows, _ = state.chunks[state.num_come]
         state.num_come += 1
         state.came_ns = perf_counter_ns()
-        try:
-            with torch.inference_mode():
-                first, end = state.num_reused + rows.start, state.num_reused + rows.stop
-                own = self._cache.first_layers(state.helper.num_layers, state.slot, first, end)
-                own.copy_(buffer.cached)
-                state.hidden[first:end] = buffer.hidden
-                if state.scorer is not None:
-                    if buffer.queries is not None:
-                        state.scorer.add_queries(buffer.queries.to(self._cache.device, copy=True))
-                    if state.scorer.num_layers <= state.helper.num_layers:
-                        state.count_scored()
-        finally:
-            state.helper.give_back(buffer)
+        with torch.inference_mode():
+            first, end = state.num_reused + rows.start, state.num_reused + rows.stop
+            own = self._cache.first_layers(state.helper.num_layers, state.slot, first, end)
+            own.copy_(chunk.cached, non_blocking=True)
+            state.hidden[first:end].copy_(chunk.hidden, non_blocking=True)
+            queries = chunk.queries.to(self._cache.device, non_blocking=True, copy=True)
+            state.helper.give_back(help_)
+            if state.scorer is not None:
+                if queries.numel():
+                    state.scorer.add_queries(queries)
+                if state.scorer.num_layers <= state.helper.num_layers:
+                    state.count_scored()
         return True
 
     def _run_layers_from(self, first: int, state: "_HelpedPrefill", index: int) -> Generator[None]:
@@ -266,7 +265,6 @@ class _HelpedPrefill:
     helper: HelperLink
     help: Help | None  # None: nothing more will come
     num_features: int = 0  # that have been added
-    num_fed: int = 0  # parts that the helper has been sent
     came_ns: int = 0  # when the helper's last chunk came
     num_come: int = 0  # chunks that the helper has sent
     num_scored: int = 0  # chunks that have passed the tapped layers
@@ -294,31 +292,28 @@ class _HelpedPrefill:
 
     def close(self) -> None:
         """See PrefillHelp.close: expects nothing more of the helper."""
-        if self.help is not None and self.num_come < len(self.chunks):
-            self._feed_until(self.prompt.length)  # it computes none of it
-            self.helper.abandon(self.help)
+        if self.help is not None:
+            self.helper.leave(self.help)
         self.help = None
 
     def feed_complete(self) -> None:
-        """Sends the helper each part of the prompt whose features are there."""
+        """Gives the helper each part of the prompt whose features are there."""
         missing = self.places[self.num_features :]
         self._feed_until(int(missing.min()) if len(missing) else self.prompt.length)
 
     def _feed_until(self, row: int) -> None:
-        """Sends the helper each part that ends at ``row`` at the latest."""
-        while self.help is not None and self.num_fed < len(parts := self.help.command.parts()):
-            first, end = parts[self.num_fed]
+        """Gives the helper each part that ends at ``row`` at the latest."""
+        while (help_ := self.help) is not None and help_.num_fed < len(help_.command.parts()):
+            first, end = help_.command.parts()[help_.num_fed]
             if end > row:
                 return
-            self.num_fed += 1
             self.began_ns = self.began_ns or perf_counter_ns()
-            self.helper.feed(self.help, partial(self._inputs, first, end))
-
-    def _inputs(self, first: int, end: int) -> list[torch.Tensor]:
-        """Returns what the helper needs of the rows ``first:end``."""
-        given = [self.hidden[first:end], self.rotary[first:end]]
-        num_added = min(len(self.added), self.helper.num_layers)
-        return [*given, self.added_to(first, end)[:num_added]] if num_added else given
+            with self.helper.feeding(help_) as inputs:
+                inputs.hidden.copy_(self.hidden[first:end], non_blocking=True)
+                inputs.rotary.copy_(self.rotary[first:end], non_blocking=True)
+                if num_added := len(inputs.added):
+                    features = self.added_to(first, end)[:num_added]
+                    inputs.added.copy_(features, non_blocking=True)
 
     def added_to(self, first: int, end: int) -> torch.Tensor:
         """Returns what is added behind the first layers to the rows ``first:end`` ``[num_added,

@@ -4,9 +4,9 @@ prompts, chunk by chunk, while the target runs the other layers.
 It keeps no prompt: its only slot is written anew by each.
 """
 
+from collections.abc import Callable
 from dataclasses import replace
 from multiprocessing.connection import Connection
-from typing import Any
 
 import torch
 
@@ -15,40 +15,32 @@ from hippo.models.attention.parts import AttentionPlan, QueryTap, plan_chunks
 from hippo.models.interface.transfer import to_device
 from hippo.models.loading.pretrained import Pretrained
 from hippo.parallel.commands import Stop
-from hippo.parallel.help import Abandon, ChunkBuffer, HelpWith, InputBuffer, LayerShape
-from hippo.parallel.link import Link
+from hippo.parallel.help import HelpWith, Step, Told
+from hippo.parallel.help_memory import HelpMemory
 
 _SLOT = 0
 
 
-def layer_shape(loaded: Pretrained) -> LayerShape:
-    """Returns the dimensions of all layers of a loaded model."""
-    cache = loaded.cache
-    return LayerShape(
-        num_layers=cache.shape.num_layers,
-        hidden_size=loaded.shape.hidden_size,
-        num_heads=loaded.shape.num_heads,
-        num_kv_heads=cache.shape.num_kv_heads,
-        head_dim=cache.shape.head_dim,
-        dtype=loaded.model.get_input_embeddings().weight.dtype,
-        cache_dtype=cache.dtype,
-    )
-
-
 class PrefillHelper:
-    """The first layers of a model, and the link to the process that has all layers."""
+    """The first layers of a model, and the memory that the process with all layers shares."""
 
-    def __init__(self, loaded: Pretrained, link: Link, commands: Connection) -> None:
+    def __init__(
+        self,
+        loaded: Pretrained,
+        memory: HelpMemory,
+        commands: Connection,
+        tell: Callable[[Told], None],
+    ) -> None:
         self._stack, self._cache = loaded.stack, loaded.cache
         self._stack.drop_head()
         self.device = loaded.cache.device
         self._has_flash = loaded.eager.has_flash
-        self._link, self._commands = link, commands
-        self._shape = layer_shape(loaded)
-        # Two of each: one is transferred while the other is used.
-        self._inputs = [InputBuffer(self._shape, link.device) for _ in range(2)]
-        self._outputs = [ChunkBuffer(self._shape, link.device) for _ in range(2)]
-        self._sending: list[list[Any]] = [[], []]
+        self._memory, self._commands, self._tell = memory, commands, tell
+        self._num_layers = loaded.cache.shape.num_layers
+        self._width, self._half = loaded.shape.hidden_size, loaded.cache.shape.head_dim // 2
+        self._dtype = loaded.model.get_input_embeddings().weight.dtype
+        self._num_fed = self._num_free = 0  # parts that are there, places for chunks
+        self._is_stopped = False
 
     @torch.inference_mode()
     def warm_up(self) -> None:
@@ -56,67 +48,74 @@ class PrefillHelper:
         for num_rows in (LEAST_CHUNK_ROWS, MOST_CHUNK_ROWS):
             num_rows = min(num_rows, self._cache.shape.capacity)
             [(_, step)] = self._chunks(0, num_rows, num_rows)
-            shape, device = self._shape, self._cache.device
-            hidden = torch.zeros(num_rows, shape.hidden_size, dtype=shape.dtype, device=device)
-            rotary = torch.ones(num_rows, 1, shape.head_dim // 2, device=device) + 0j
-            self._stack.run(hidden, rotary, step, 0, shape.num_layers)
+            hidden = torch.zeros(num_rows, self._width, dtype=self._dtype, device=self.device)
+            rotary = torch.ones(num_rows, 1, self._half, device=self.device) + 0j
+            self._stack.run(hidden, rotary, step, 0, self._num_layers)
 
     def serve(self) -> None:
         """Helps with prompts until Stop."""
-        while not isinstance(command := self._commands.recv(), Stop):
-            if isinstance(command, HelpWith) and self._help(command):
-                return
+        while not self._is_stopped:
+            command = self._commands.recv()
+            self._is_stopped = isinstance(command, Stop)
+            if isinstance(command, HelpWith):
+                self._help(command)
+                self._tell(Told(command.number, Step.OVER))
 
     @torch.inference_mode()
-    def _help(self, command: HelpWith) -> bool:
-        """Runs a prompt; returns whether Stop was received."""
+    def _help(self, command: HelpWith) -> None:
+        """Runs a prompt, as far as it is wanted."""
         self._cache.forget_slot(_SLOT)
-        is_wanted, reused = True, command.num_reused
-        if reused:
-            [(_, step)] = self._chunks(0, reused, reused)
-            self._run(self._receive(command, 0, reused), step, command)
-        steps = self._chunks(reused, command.num_rows - reused, command.chunk_rows)
-        for index, (first, end) in enumerate(command.bounds()):
-            while self._commands.poll():
-                news = self._commands.recv()
-                if isinstance(news, Stop):
-                    return True
-                is_wanted = is_wanted and news != Abandon(command.number)
-            given = self._receive(command, index, end - first)
-            output, sending = self._outputs[index % 2], self._sending[index % 2]
-            while sending:
-                sending.pop().wait()
-            tapped = command.tapped[index]
-            output.fit(end - first, command.num_tapped, len(tapped))
-            if is_wanted:
-                queries: dict[int, list[torch.Tensor]] = {}
-                step = steps[index][1]
-                if output.queries is not None:
-                    step = _tapped(step, tapped, queries, self._cache.device)
-                output.hidden.copy_(self._run(given, step, command))
-                own = self._cache.first_layers(self._shape.num_layers, _SLOT, first, end)
-                output.cached.copy_(own)
-                if output.queries is not None:
-                    for layer, place in enumerate(output.queries):
-                        place.copy_(queries[layer][0])
-            sending += map(self._link.send, output.tensors())
-        return False
+        self._num_fed, self._num_free = 0, self._memory.num_chunks
+        reused = command.num_reused
+        steps = self._chunks(0, reused, reused) if reused else []
+        steps += self._chunks(reused, command.num_rows - reused, command.chunk_rows)
+        for index, (first, end) in enumerate(command.parts()):
+            if not self._is_wanted(command, index):
+                return
+            _, step = steps[index]
+            if first < reused:
+                self._run(command, first, end, step)
+            else:
+                self._give(command, (first - reused) // command.chunk_rows, step)
 
-    def _receive(self, command: HelpWith, index: int, num_rows: int) -> InputBuffer:
-        given = self._inputs[index % 2]
-        given.fit(num_rows, command.num_added)
-        for tensor in given.tensors():
-            self._link.receive(tensor)
-        return given
+    def _is_wanted(self, command: HelpWith, index: int) -> bool:
+        """Waits for part ``index`` and for a place for a chunk; returns False if the prompt is
+        abandoned."""
+        while self._num_fed <= index or not self._num_free or self._commands.poll():
+            news = self._commands.recv()
+            self._is_stopped = isinstance(news, Stop)
+            if self._is_stopped or news == Told(command.number, Step.ABANDONED):
+                return False
+            self._num_fed += news == Told(command.number, Step.FED)
+            self._num_free += news == Told(command.number, Step.TAKEN)
+        return True
 
-    def _run(self, given: InputBuffer, step: AttentionPlan, command: HelpWith) -> torch.Tensor:
-        device = self._cache.device
-        hidden, rotary = given.hidden.to(device), given.rotary.to(device)
-        for layer in range(command.num_added):
-            assert given.added is not None
+    def _give(self, command: HelpWith, index: int, step: AttentionPlan) -> None:
+        """Computes the chunk ``index``, and tells that it is ready."""
+        (first, end), tapped = command.bounds()[index], command.tapped[index]
+        chunk = self._memory.chunk(index, end - first, command.num_tapped, len(tapped))
+        queries: dict[int, list[torch.Tensor]] = {}
+        if len(chunk.queries) and tapped:
+            rows = to_device(torch.tensor(tapped), self.device)
+            step = replace(step, tap=QueryTap(rows, queries))
+        hidden = self._run(command, first, end, step)
+        chunk.hidden.copy_(hidden, non_blocking=True)
+        own = self._cache.first_layers(self._num_layers, _SLOT, first, end)
+        chunk.cached.copy_(own, non_blocking=True)
+        for layer, (given,) in queries.items():
+            chunk.queries[layer].copy_(given, non_blocking=True)
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
+        self._num_free -= 1
+        self._tell(Told(command.number, Step.READY))
+
+    def _run(self, command: HelpWith, first: int, end: int, step: AttentionPlan) -> torch.Tensor:
+        given = self._memory.inputs(first, end, command.num_added)
+        hidden, rotary = to_device(given.hidden, self.device), to_device(given.rotary, self.device)
+        for layer, features in enumerate(given.added):
             hidden = self._stack.run(hidden, rotary, step, layer, layer + 1)
-            hidden += given.added[layer].to(device)
-        return self._stack.run(hidden, rotary, step, command.num_added, self._shape.num_layers)
+            hidden += to_device(features, self.device)
+        return self._stack.run(hidden, rotary, step, command.num_added, self._num_layers)
 
     def _chunks(
         self, start: int, num_rows: int, chunk_rows: int
@@ -130,12 +129,3 @@ class PrefillHelper:
             groups=self._stack.groups,
             is_flash=self._has_flash,
         )
-
-
-def _tapped(
-    step: AttentionPlan,
-    rows: tuple[int, ...],
-    queries: dict[int, list[torch.Tensor]],
-    device: torch.device,
-) -> AttentionPlan:
-    return replace(step, tap=QueryTap(to_device(torch.tensor(rows), device), queries))

@@ -3,150 +3,139 @@
 import contextlib
 import itertools
 import queue
-import threading
-from collections.abc import Callable, Iterable
+from collections import deque
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from typing import Any
 
 import torch
 
-from hippo.errors import HippoError, UnavailableError
+from hippo.errors import UnavailableError
 from hippo.parallel.commands import Command
-from hippo.parallel.help import Abandon, ChunkBuffer, HelpWith, LayerShape
-from hippo.parallel.link import Link
-
-_NUM_BUFFERS = 4  # chunks that may lie ready while the model is busy with another piece
+from hippo.parallel.help import HelpWith, Step, Told
+from hippo.parallel.help_memory import Chunk, HelpMemory, Inputs
 
 SendCommand = Callable[[Command], None]
 
 
 @dataclass(slots=True, eq=False)
 class Help:
-    """A prompt that the helper runs: the chunks that have come, and what is still on the way."""
+    """A prompt that the helper runs."""
 
     command: HelpWith
-    ready: queue.SimpleQueue[ChunkBuffer | Exception] = field(default_factory=queue.SimpleQueue)
-    is_abandoned: bool = False
-    # Works and their tensors, which must live until they are sent.
-    sending: list[tuple[Any, torch.Tensor]] = field(default_factory=list)
+    num_fed: int = 0  # parts
+    num_taken: int = 0  # chunks
+    # True for each chunk that has come, and False when nothing more can come.
+    ready: "queue.SimpleQueue[bool]" = field(default_factory=queue.SimpleQueue)
+    is_cut: bool = False  # the helper has ended
+    is_left: bool = False  # the model needs nothing more
 
 
 class HelperLink:
-    """The model's end of the link. A thread receives; only the device thread calls the rest."""
+    """The model's end of the link, over all processes of the helper, of which one follows the
+    other. The device thread calls it, except for ``use``, ``add_news`` and ``lose``."""
 
-    def __init__(
-        self,
-        link: Link,
-        shape: LayerShape,
-        send_command: SendCommand,
-        end_helper: Callable[[HippoError], None],
-    ) -> None:
-        """``end_helper`` ends the helper's process, which cannot be used any more."""
-        self.num_layers = shape.num_layers
-        self.is_lost = False
-        self._link, self._send_command, self._end_helper = link, send_command, end_helper
+    def __init__(self, memory: HelpMemory, num_layers: int) -> None:
+        self.num_layers = num_layers
+        self.is_lost = True  # there is no process
+        self._memory = memory
+        self._send_command: SendCommand | None = None
         self._current: Help | None = None
-        self._lost_help: Help | None = None
         self._numbers = itertools.count()
-        self._free: queue.SimpleQueue[ChunkBuffer] = queue.SimpleQueue()
-        for _ in range(_NUM_BUFFERS):
-            self._free.put(ChunkBuffer(shape, link.device))
-        self._begun: queue.SimpleQueue[Help | None] = queue.SimpleQueue()
-        self._thread = threading.Thread(target=self._receive_all, name="helper", daemon=True)
-        self._thread.start()
+        # Commands about copies that a GPU has not yet made; the device thread does not wait.
+        self._pending: deque[tuple[torch.cuda.Event, Command]] = deque()
 
     @property
     def is_free(self) -> bool:
         """Whether the helper can begin with a prompt."""
-        return self._current is None and not self.is_lost
+        self._send_pending()
+        if (help_ := self._current) is not None and help_.is_cut and help_.is_left:
+            self._current = None
+        return self._current is None and not self._pending and not self.is_lost
 
-    def begin(self, command: HelpWith) -> Help | None:
-        """Begins with a prompt, whose chunks ``feed`` then sends. Returns None if the helper has
-        ended."""
-        help_ = Help(command)
-        try:
-            self._send_command(command)
-        except Exception as error:
-            self._lose(error)
-            return None
-        self._current = help_
-        self._begun.put(help_)
+    def use(self, send_command: SendCommand) -> None:
+        """Uses a helper's process; ``send_command`` raises UnavailableError if it has ended."""
+        self._send_command = send_command
+        self.is_lost = False
+
+    def begin(self, command: HelpWith) -> Help:
+        """Begins with a prompt, whose parts ``feeding`` then gives."""
+        help_ = self._current = Help(command)
+        self._send(command)
+        if self.is_lost:  # since it was free
+            self.lose()
         return help_
 
-    def feed(self, help_: Help, inputs: Callable[[], Iterable[torch.Tensor]]) -> None:
-        """Sends what the helper needs of the next rows; without it the helper cannot go on."""
-        try:
-            for tensor in inputs():
-                there = tensor.to(self._link.device).contiguous()
-                help_.sending.append((self._link.send(there), there))
-        except Exception as error:
-            self._lose(error)
-            self._lost_help = help_  # whose tensors may still be on the way
+    @contextlib.contextmanager
+    def feeding(self, help_: Help) -> Iterator[Inputs]:
+        """Yields the place of the inputs of the prompt's next part, to be copied there."""
+        command = help_.command
+        first, end = command.parts()[help_.num_fed]
+        help_.num_fed += 1
+        yield self._memory.inputs(first, end, command.num_added)
+        self._send_after_copies(Told(command.number, Step.FED))
 
-    def take(self, help_: Help, timeout_s: float) -> ChunkBuffer | None:
+    def take(self, help_: Help, timeout_s: float) -> Chunk | None:
         """Returns the next chunk, to be given back, or None if none has come within the time or
         none will come."""
+        self._send_pending()
         try:
-            ready = help_.ready.get(timeout=timeout_s) if timeout_s else help_.ready.get_nowait()
+            is_ready = help_.ready.get(timeout=timeout_s) if timeout_s else help_.ready.get_nowait()
         except queue.Empty:
             return None
-        return None if isinstance(ready, Exception) else ready
+        if not is_ready:
+            return None
+        command, index = help_.command, help_.num_taken
+        help_.num_taken += 1
+        first, end = command.bounds()[index]
+        return self._memory.chunk(
+            index, end - first, command.num_tapped, len(command.tapped[index])
+        )
 
-    def give_back(self, buffer: ChunkBuffer) -> None:
-        """Frees a chunk's memory for the next ones."""
-        self._free.put(buffer)
+    def give_back(self, help_: Help) -> None:
+        """Frees the place of the chunk that was taken last, of which copies have begun."""
+        self._send_after_copies(Told(help_.command.number, Step.TAKEN))
 
-    def abandon(self, help_: Help) -> None:
-        """Ends a prompt early, all of which has been fed; the helper is free when the rest has
-        come."""
-        help_.is_abandoned = True
-        with contextlib.suppress(Exception):  # it has ended
-            self._send_command(Abandon(help_.command.number))
-        self._clear(help_)
+    def leave(self, help_: Help) -> None:
+        """Expects nothing more of a prompt; the helper is free when it knows."""
+        help_.is_left = True
+        if self._current is help_:
+            self._send(Told(help_.command.number, Step.ABANDONED))
 
     def next_number(self) -> int:
         """Returns a prompt's number."""
         return next(self._numbers)
 
-    def close(self) -> None:
-        """Ends the thread, after the helper's process has ended or with no prompt on the way."""
-        if (current := self._current) is not None:
-            self.abandon(current)
-        self._begun.put(None)
-        self._thread.join()
-        self._link.close()
-
-    def _receive_all(self) -> None:
-        while (help_ := self._begun.get()) is not None:
-            try:
-                self._receive(help_)
-            except Exception as error:
-                self._lose(error)
-                help_.ready.put(error)
+    def add_news(self, news: Told) -> None:
+        """Receives what the helper tells."""
+        help_ = self._current
+        if help_ is None or news.number != help_.command.number:
+            return
+        if news.step is Step.READY:
+            help_.ready.put(True)
+        else:
             self._current = None
 
-    def _lose(self, error: Exception) -> None:
-        """Ends the use of the helper; that its process has ended, another thread logs."""
+    def lose(self) -> None:
+        """Ends the use of the helper, which has ended; what has come stays."""
         self.is_lost = True
-        self._end_helper(UnavailableError(f"the prefill helper failed: {error}"))
+        if (help_ := self._current) is not None:
+            help_.is_cut = True
+            help_.ready.put(False)
 
-    def _receive(self, help_: Help) -> None:
-        command = help_.command
-        for (first, end), tapped in zip(command.bounds(), command.tapped, strict=True):
-            buffer = self._free.get()
-            buffer.fit(end - first, command.num_tapped, len(tapped))
-            for tensor in buffer.tensors():
-                self._link.receive(tensor)
-            help_.ready.put(buffer)
-            if help_.is_abandoned:
-                self._clear(help_)
-        for work, _ in help_.sending:
-            work.wait()
-        help_.sending.clear()
+    def _send_after_copies(self, command: Command) -> None:
+        if (device := self._memory.device).type == "cuda":
+            event = torch.cuda.Event()  # type: ignore[no-untyped-call]
+            event.record(torch.cuda.current_stream(device))
+            self._pending.append((event, command))
+            self._send_pending()
+        else:
+            self._send(command)
 
-    def _clear(self, help_: Help) -> None:
-        with contextlib.suppress(queue.Empty):
-            while True:
-                buffer = help_.ready.get_nowait()
-                if isinstance(buffer, ChunkBuffer):
-                    self._free.put(buffer)
+    def _send_pending(self) -> None:
+        while self._pending and self._pending[0][0].query():  # type: ignore[no-untyped-call]
+            self._send(self._pending.popleft()[1])
+
+    def _send(self, command: Command) -> None:
+        assert self._send_command is not None
+        with contextlib.suppress(UnavailableError):  # ``lose`` is called soon
+            self._send_command(command)

@@ -29,6 +29,7 @@ SETTINGS = {"DRAFT": DraftSettings, "TARGET": TargetSettings, "GATEWAY": Gateway
 GPUS = {
     "gpus": {"draft": ["0"], "target": ["1"]},
     "one gpu": {"draft": ["0"], "target": ["0"]},
+    "prefill helper": {"draft": ["0"], "target": ["all"]},
     "tensor parallel": {"draft": ["0"], "target": ["1", "2"]},
     "cpu": {"draft": [], "target": []},
     "dashboard": {"draft": ["0"], "target": ["1"]},
@@ -96,7 +97,9 @@ def compose(request: pytest.FixtureRequest) -> str:
 
 def _gpus(service: dict[str, Any]) -> list[str]:
     reserved = service.get("deploy", {}).get("resources", {}).get("reservations", {})
-    return [gpu for device in reserved.get("devices", []) for gpu in device["device_ids"]]
+    return [
+        gpu for device in reserved.get("devices", []) for gpu in device.get("device_ids", ["all"])
+    ]
 
 
 @pytest.mark.parametrize("stack", STACKS)

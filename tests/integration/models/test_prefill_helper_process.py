@@ -29,20 +29,29 @@ def helped(folder: Path, num_layers: int | None = None) -> Iterator[HelpedModel]
         str(folder), dtype="float32", num_slots=2, max_context_length=2048, num_threads=1
     )
     helper = plan.for_helper(device="cpu", cpu_core=None)
-    source = HelpedSource(plan, helper, num_layers=num_layers)
+    source, others = HelpedSource(plan, helper, num_layers=num_layers), followers_of(os.getpid())
     try:
         model = source.load(lambda _stage, _share: None)
         assert isinstance(model, HelpedModel)
         yield model
     finally:
         source.close()
-        assert followers_of(os.getpid()) == []
+        assert followers_of(os.getpid()) == others
+
+
+@pytest.fixture(scope="module")
+def started(target_checkpoint: Path) -> Iterator[HelpedModel]:
+    with helped(target_checkpoint) as model:
+        yield model
 
 
 @pytest.fixture
-def model(target_checkpoint: Path) -> Iterator[HelpedModel]:
-    with helped(target_checkpoint) as model:
-        yield model
+def model(started: HelpedModel) -> HelpedModel:
+    """A model whose helper is free."""
+    helper = started.helper
+    assert helper is not None
+    wait_until(lambda: helper.is_free)
+    return started
 
 
 def helper_of(model: HelpedModel) -> psutil.Process:
@@ -100,7 +109,7 @@ def wait_until(is_so: Callable[[], bool]) -> None:
         time.sleep(0.01)
 
 
-def test_it_helps_dies_and_is_not_missed(
+def test_it_helps_dies_is_not_missed_and_is_started_again(
     model: HelpedModel, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(HelpedModel, "patience_s", lambda *_: SECONDS)
@@ -115,8 +124,10 @@ def test_it_helps_dies_and_is_not_missed(
     assert helped_rows(model, prompt, kill) < prompt.length
     helper = model.helper
     assert helper is not None and helper.is_lost
-    wait_until(lambda: "read without it" in caplog.text)
     assert model.begin_help(1, prompt, None, 0) is None
+    wait_until(lambda: "read without it" in caplog.text and helper.is_free)
+    assert helper_of(model) != process
+    assert helped_rows(model, prompt) == prompt.length
 
 
 def test_one_that_is_stopped_is_left_alone_and_helps_again_later(

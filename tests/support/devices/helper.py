@@ -1,22 +1,22 @@
-"""A prefill helper in a thread of this process, and a link to it through memory."""
+"""A prefill helper in a thread of this process."""
 
-import queue
+import os
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from multiprocessing import Pipe
 from pathlib import Path
 from typing import Any
-from unittest.mock import Mock, patch
 
-import torch
-
+from hippo.base.worker_process import shared_file
 from hippo.models.interface.base import AttentionTap, PrefillHelp, Prompt, VideoLanguageModel
 from hippo.models.interface.plan import LoadPlan
 from hippo.models.load import load_parts
 from hippo.parallel.commands import Stop
+from hippo.parallel.help import Told
+from hippo.parallel.help_memory import HelpMemory, layer_shape
 from hippo.parallel.helped import HelpedModel
-from hippo.parallel.helper import PrefillHelper, layer_shape
+from hippo.parallel.helper import PrefillHelper
 from hippo.parallel.helper_link import HelperLink
 
 
@@ -35,59 +35,46 @@ def begin_help(
     return help
 
 
-class MemoryLink:
-    """One end of a link within a process; ``before_send`` is called before each transfer."""
+class Helper:
+    """A prefill helper's thread. It ends the link, as if it had ended, when ``num_left`` news have
+    been told; None: never."""
 
-    device = torch.device("cpu")
+    def __init__(self, link: HelperLink) -> None:
+        self._link = link
+        self.num_left: int | None = None
 
-    def __init__(self, outgoing: queue.SimpleQueue[Any], incoming: queue.SimpleQueue[Any]) -> None:
-        self._outgoing, self._incoming = outgoing, incoming
-        self.before_send: Callable[[], None] = lambda: None
-
-    def send(self, tensor: torch.Tensor) -> "MemoryLink":
-        self.before_send()
-        assert tensor.is_contiguous()
-        self._outgoing.put(tensor.clone())
-        return self
-
-    def wait(self) -> None:
-        """A sent tensor is copied at once."""
-
-    def receive(self, tensor: torch.Tensor) -> None:
-        sent = self._incoming.get()
-        if isinstance(sent, Exception):
-            raise sent
-        assert (sent.shape, sent.dtype) == (tensor.shape, tensor.dtype)
-        tensor.copy_(sent)
-
-    def close(self) -> None:
-        pass
+    def tell(self, news: Told) -> None:
+        if self.num_left is None or self.num_left > 0:
+            self._link.add_news(news)
+            self.num_left = None if self.num_left is None else self.num_left - 1
+        else:
+            self._link.lose()
 
 
 @contextmanager
 def helped_model(
     folder: Path, num_layers: int, **changes: Any
-) -> Iterator[tuple[HelpedModel, MemoryLink]]:
-    """A model in float32 with three slots of 512 tokens whose first layers a helper has, and the
-    helper's end of the link."""
+) -> Iterator[tuple[HelpedModel, Helper]]:
+    """A model in float32 with three slots of 512 tokens whose first layers a helper has."""
     options: dict[str, Any] = {"dtype": "float32", "num_slots": 3, "max_context_length": 512}
     plan = LoadPlan(str(folder), **(options | changes))
     loaded, family = load_parts(plan)
     first, _ = load_parts(LoadPlan(str(folder), **(options | changes), first_layers=num_layers))
-    to_helper: queue.SimpleQueue[Any] = queue.SimpleQueue()
-    to_model: queue.SimpleQueue[Any] = queue.SimpleQueue()
+    file, num_rows = shared_file(0), loaded.cache.shape.capacity
+    memories = [
+        HelpMemory(layer_shape(first), num_rows, file, loaded.cache.device) for _ in range(2)
+    ]
+    os.close(file)
+    link = HelperLink(memories[0], num_layers)
     theirs, commands = Pipe(duplex=False)
-    link: Any = MemoryLink(to_helper, to_model)
-    helpers: Any = MemoryLink(to_model, to_helper)
-    helper = PrefillHelper(first, helpers, theirs)
-    thread = threading.Thread(target=helper.serve)
+    link.use(commands.send)
+    helper = Helper(link)
+    thread = threading.Thread(target=PrefillHelper(first, memories[1], theirs, helper.tell).serve)
     thread.start()
     model = HelpedModel(loaded, family)
-    with patch("hippo.parallel.helper_link._NUM_BUFFERS", 64):  # the helper never waits for one
-        model.helper = HelperLink(link, layer_shape(first), commands.send, Mock())
+    model.helper = link
     try:
-        yield model, helpers
+        yield model, helper
     finally:
         commands.send(Stop())
         thread.join()
-        model.helper.close()

@@ -18,6 +18,7 @@ STACKS = {
     "gpus": (BASE, "deploy/compose/two-gpus.yml"),
     "one gpu": (BASE, "deploy/compose/one-gpu.yml"),
     "tensor parallel": (BASE, "deploy/compose/tensor-parallel.yml"),
+    "prefill helper": (BASE, "deploy/compose/prefill-helper.yml"),
     "cpu": (BASE, "deploy/compose/cpu.yml"),
     "dashboard": (BASE, "deploy/compose/two-gpus.yml", "deploy/compose/dashboard.yml"),
 }

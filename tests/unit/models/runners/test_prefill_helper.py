@@ -4,22 +4,19 @@ import dataclasses
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from queue import SimpleQueue
-from typing import Any
 from unittest.mock import Mock
 
 import pytest
 import torch
 
+from hippo.catalog.sizes import chunk_rows_for
 from hippo.models.interface.base import AttentionTap, PrefillHelp, Prompt, SequenceRows, StepPlan
-from hippo.models.interface.plan import LoadPlan
-from hippo.models.load import load_parts
-from hippo.parallel.help import HelpWith
+from hippo.parallel.help_memory import HelpMemory
 from hippo.parallel.helped import HelpedModel
-from hippo.parallel.helper import layer_shape
 from hippo.parallel.helper_link import HelperLink
-from tests.support.devices.helper import MemoryLink, begin_help, helped_model
+from tests.support.devices.helper import Helper, begin_help, helped_model
 from tests.support.models.families import ALL_FAMILIES, write_family
+from tests.support.models.quantized import FORMS, has_packages, write_quantized
 from tests.support.models.reference import assert_close, clip, image, prepare, user
 
 IDS = tuple(range(40, 45))
@@ -35,7 +32,7 @@ def short_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture(scope="module", params=ALL_FAMILIES)
 def helped(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[tuple[HelpedModel, MemoryLink]]:
+) -> Iterator[tuple[HelpedModel, Helper]]:
     """A model of each family whose helper has the first layer."""
     folder = write_family(tmp_path_factory.mktemp("helped") / "tiny", request.param)
     with helped_model(folder, 1) as model:
@@ -43,7 +40,7 @@ def helped(
 
 
 @pytest.fixture
-def model(helped: tuple[HelpedModel, MemoryLink]) -> HelpedModel:
+def model(helped: tuple[HelpedModel, Helper]) -> HelpedModel:
     return helped[0]
 
 
@@ -108,54 +105,64 @@ def test_help_changes_nothing(
         torch.testing.assert_close(scores[1], scores[0], rtol=1e-3, atol=1e-6)
 
 
-def test_scores_come_before_the_model_has_run_its_last_chunks(model: HelpedModel) -> None:
-    wait_until_free(model)
-    prompt, tap = several(model), AttentionTap(1)
-    pieces = begin_help(model, 0, prompt, tap).run()
-    next(pieces)
-    wait_until_free(model)  # the helper has sent all
-    num_pieces = sum(tap.layer_scores is not None for _ in pieces)
+def test_scores_come_before_the_model_has_run_its_last_chunks(
+    target_checkpoint: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(HelpMemory, "num_chunks", 64)  # the helper waits for no place
+    with helped_model(target_checkpoint, 1) as (model, _):
+        prompt, tap = several(model), AttentionTap(1)
+        pieces = begin_help(model, 0, prompt, tap).run()
+        next(pieces)
+        wait_until_free(model)  # the helper has computed all
+        num_pieces = sum(tap.layer_scores is not None for _ in pieces)
     assert num_pieces > 2  # pieces are run behind the one that has the scores
 
 
-def test_inputs_that_cannot_be_made_end_the_helper(target_checkpoint: Path) -> None:
-    loaded, _ = load_parts(LoadPlan(str(target_checkpoint), max_context_length=64))
-    end_helper = Mock()
-    link: Any = MemoryLink(SimpleQueue(), SimpleQueue())
-    helper = HelperLink(link, layer_shape(loaded), Mock(), end_helper)
-    help = helper.begin(HelpWith(0, 0, 8, 8, 0, 0, ()))
-    assert help is not None
-    helper.feed(help, Mock(side_effect=torch.OutOfMemoryError))
-    end_helper.assert_called_once()
-    assert helper.is_lost
+@pytest.mark.skipif(not has_packages(), reason="the group quantized is not installed")
+@pytest.mark.parametrize("form", [*FORMS, "nf4", "int8"])
+def test_quantised_layers_are_helped(form: str, tmp_path: Path, target_checkpoint: Path) -> None:
+    folder, changes = target_checkpoint, {"quantization": form}
+    if form in FORMS:
+        folder, changes = write_quantized(tmp_path, "Qwen/Qwen2.5-VL-72B-Instruct", form)[0], {}
+    with helped_model(folder, 1, max_context_length=1024, **changes) as (model, _):
+        prompt = several(model)
+        expected = prefill(model, 0, prompt)
+        assert_close(logits_of(begin_help(model, 1, prompt)), expected)
+        assert_close(following(model, 1), following(model, 0))
+
+
+@pytest.mark.parametrize("num_given", [0, 1])
+def test_inputs_that_cannot_be_given_leave_the_helper_free(
+    model: HelpedModel, monkeypatch: pytest.MonkeyPatch, num_given: int
+) -> None:
+    wait_until_free(model)
+    prompt, feeding = several(model), HelperLink.feeding
+    calls = [feeding] * num_given + [Mock(side_effect=torch.OutOfMemoryError)]
+    monkeypatch.setattr(HelperLink, "feeding", lambda *given: calls.pop(0)(*given))
+    help = None
+    with pytest.raises(torch.OutOfMemoryError):
+        help = model.begin_help(0, prompt, None, 0)
+        assert help is not None
+        for rows in model.embed_pieces(prompt):
+            help.add_features(rows)
+    if help is not None:
+        help.close()
+    wait_until_free(model)
 
 
 @pytest.mark.parametrize("num_chunks", [0, 1, 3])
 def test_the_model_goes_on_alone_when_the_helper_ends(
     target_checkpoint: Path, num_chunks: int
 ) -> None:
-    """The link breaks behind some chunks."""
-    with helped_model(target_checkpoint, 1) as (model, link):
-        goes_on_alone(model, link, num_chunks)
-
-
-def goes_on_alone(model: HelpedModel, link: MemoryLink, num_chunks: int) -> None:
-    prompt, taps = several(model), [AttentionTap(2), AttentionTap(2)]
-    expected = prefill(model, 0, prompt, tap=taps[0])
-    num_sent = 0
-
-    def count() -> None:
-        nonlocal num_sent
-        num_sent += 1
-        if num_sent == 1 + num_chunks * 3:
-            link._outgoing.put(RuntimeError("the other process has ended"))
-
-    link.before_send = count
-    help = begin_help(model, 1, prompt, taps[1])
-    actual = logits_of(help)
-    link.before_send = lambda: None
-    assert model.helper is not None and model.helper.is_lost
-    assert help.num_rows < prompt.length
-    assert_close(actual, expected)
-    assert_close(following(model, 1), following(model, 0))
-    torch.testing.assert_close(taps[1].layer_scores, taps[0].layer_scores, rtol=1e-3, atol=1e-6)
+    """It ends behind some chunks, and another one follows it."""
+    with helped_model(target_checkpoint, 1) as (model, helper):
+        prompt, taps = several(model), [AttentionTap(2), AttentionTap(2)]
+        expected = prefill(model, 0, prompt, tap=taps[0])
+        helper.num_left = num_chunks
+        help = begin_help(model, 1, prompt, taps[1])
+        actual = logits_of(help)
+        assert model.helper is not None and model.helper.is_lost
+        assert help.num_rows == num_chunks * chunk_rows_for(prompt.length)
+        assert_close(actual, expected)
+        assert_close(following(model, 1), following(model, 0))
+        torch.testing.assert_close(taps[1].layer_scores, taps[0].layer_scores, rtol=1e-3, atol=1e-6)
