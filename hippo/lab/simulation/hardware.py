@@ -123,16 +123,18 @@ class Placement:
         return arithmetic_ms + self._small_ms(shape) + self.step_us / 1e3
 
     def helped_prefill_ms(
-        self, shape: ModelShape, num_layers: int, num_tokens: int
+        self, shape: ModelShape, num_layers: int, num_tokens: int, tower_ms: float = 0.0
     ) -> tuple[float, float]:
-        """Returns milliseconds until the draft may begin and until a prefill with a helper is over,
-        chunk by chunk, without what the devices send each other. If the helper has less than half
-        of the layers, the target scores the visual tokens."""
+        """Returns milliseconds from the end of the target's vision tower, which takes ``tower_ms``,
+        until the draft may begin and until a prefill with a helper is over, chunk by chunk, without
+        what the devices send each other. The helper begins with a chunk when its features are
+        there. If it has less than half of the layers, the target scores the visual tokens."""
         first, others = map(shape.first_layers, (num_layers, shape.num_layers - num_layers))
-        helper_ms = target_ms = 0.0
+        helper_ms, target_ms = -tower_ms, 0.0
         firsts = range(0, num_tokens, chunk_rows_for(num_tokens))
         for start, end in itertools.pairwise([*firsts, num_tokens]):
-            helper_ms += self.prefill_ms(first, end, start)
+            featured_ms = tower_ms * (end / num_tokens - 1)
+            helper_ms = max(helper_ms, featured_ms) + self.prefill_ms(first, end, start)
             target_ms = max(target_ms, helper_ms) + self.prefill_ms(others, end, start)
         return helper_ms if 2 * num_layers + 1 >= shape.num_layers else target_ms, target_ms
 

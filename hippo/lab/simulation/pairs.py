@@ -84,7 +84,10 @@ class ModelPair:
         draft.check_fits(self.draft, self.num_draft_tokens + NUM_NEW_TOKENS)
         prefill_ms = target.prefill_ms(self.target, self.num_prompt_tokens)
         num_layers, num_tokens = self._helper_layers(), self.num_prompt_tokens
-        helper_ms, helped_ms = target.helped_prefill_ms(self.target, num_layers, num_tokens)
+        tower_ms = target.tower_ms(self.target, self.num_visual_tokens)
+        helper_ms, helped_ms = target.helped_prefill_ms(
+            self.target, num_layers, num_tokens, tower_ms
+        )
         return Machine(
             name=f"{self.title} on {draft.num_gpus} + {target.num_gpus} {self.gpu.name}",
             target=RooflineTime(target, self.target),
@@ -92,7 +95,7 @@ class ModelPair:
             target_prefill_ms=prefill_ms,
             draft_prefill_ms=draft.prefill_ms(self.draft, self.num_draft_tokens),
             selection_ms=_SCORED_SHARE * prefill_ms,
-            tower_ms=target.tower_ms(self.target, self.num_visual_tokens),
+            tower_ms=tower_ms,
             helper_layers=num_layers,
             helped_prefill_ms=helped_ms,
             helped_selection_ms=helper_ms,

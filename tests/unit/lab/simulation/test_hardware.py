@@ -105,6 +105,9 @@ def test_a_helper_takes_its_layers_time_off_but_for_the_first_chunk(
     draft_ms, prefill_ms = place.helped_prefill_ms(shape, num_layers, 4096)
     assert prefill_ms == pytest.approx(share * place.prefill_ms(shape, 4096))
     assert (draft_ms < prefill_ms) == (num_layers == 32)
+    whole_ms = place.prefill_ms(shape, 4096)
+    _, behind_tower_ms = place.helped_prefill_ms(shape, num_layers, 4096, tower_ms=whole_ms)
+    assert behind_tower_ms == pytest.approx((1 - num_layers / 64) * whole_ms)  # nothing waits
 
 
 def test_rows_read_the_experts_that_they_choose() -> None:
