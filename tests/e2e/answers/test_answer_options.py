@@ -8,32 +8,10 @@ import pytest
 
 from tests.e2e.support import GREEDY, SAMPLED, Running, ask, data_url, wait_until
 
-# Bytes and words that any answer of the pair is likely to have early.
-COMMON = [" ", "e", "a", "t"]
-
 
 def _answer(client: openai.OpenAI, clip: Path, policy: str = "adaptive", **fields: Any) -> Any:
     extra = {"speculative": {"policy": policy}, **fields.pop("extra_body", {})}
     return ask(client, data_url(clip), extra_body=extra, **({"max_tokens": 40} | fields))
-
-
-@pytest.mark.parametrize(
-    ("policy", "sampling"), [("off", GREEDY), ("vpsd", SAMPLED), ("adaptive", GREEDY)]
-)
-def test_nothing_ends_an_answer_before_min_tokens(
-    client: openai.OpenAI, clip: Path, policy: str, sampling: dict[str, Any]
-) -> None:
-    ids = _answer(client, clip, **sampling, max_tokens=8, extra_body={"return_token_ids": True})
-    ends = list(dict.fromkeys(ids.choices[0].model_extra["token_ids"]))
-    extra = {"stop_token_ids": ends, "return_token_ids": True}
-    short = _answer(client, clip, policy, **sampling, stop=COMMON, extra_body=extra)
-    assert short.usage.completion_tokens == 1 and short.choices[0].logprobs is None
-    fields = {**sampling, "stop": COMMON, "extra_body": {**extra, "min_tokens": 24}}
-    long, alone = (_answer(client, clip, each, **fields) for each in (policy, "off"))
-    assert long.usage.completion_tokens >= 24
-    assert not set(long.choices[0].model_extra["token_ids"][:24]) & set(ends)
-    assert long.choices[0].message.content == alone.choices[0].message.content
-    assert long.choices[0].model_extra == alone.choices[0].model_extra
 
 
 @pytest.mark.parametrize(("policy", "sampling"), [("vpsd", GREEDY), ("adaptive", SAMPLED)])

@@ -35,6 +35,8 @@ DRAFT = (DraftSettings, ("--model", "m"))
         (TARGET, "--max-frames 1", "--max-frames is 1; it must be at least 2"),
         (TARGET, "--decode-seconds 0", "--decode-seconds is 0.0; it must be above 0"),
         (TARGET, "--tls-ca ca.pem", "needs both --tls-cert and --tls-key"),
+        (TARGET, "--max-queue -1", "--max-queue is -1; it must be at least 0"),
+        (TARGET, "--score-layers 0", "--score-layers is 0"),
         (DRAFT, "--decode-mib 63", "--decode-mib is 63; it must be at least 64"),
         (DRAFT, "--max-guessed -1", "--max-guessed is -1; it must be at least 0"),
     ],

@@ -190,18 +190,6 @@ def test_uv_keeps_the_tokens_whose_alignment_grows_most_and_of_equal_ones_the_fi
 
 
 @pytest.mark.parametrize("strategy", SCORED)
-def test_all_equal_tokens_are_still_chosen_among(strategy: PruningStrategy) -> None:
-    grids = ((3, 4, 4),)
-    attention, features = torch.full((48,), 1 / 48), torch.ones(48, 5)
-    kept = select(strategy, grids, 0.9, attention, features)
-    assert len(kept) == 5
-    if strategy is not PruningStrategy.SPECVLM:
-        assert kept == [0, 1, 2, 3, 4]
-    nothing = select(strategy, grids, 0.9, torch.zeros(48), torch.zeros(48, 5))
-    assert len(nothing) == 5
-
-
-@pytest.mark.parametrize("strategy", SCORED)
 def test_missing_scores_are_a_programming_error(strategy: PruningStrategy) -> None:
     grids = ((2, 3, 3),)
     attention, features = some_attention(grids, 0), some_features(grids, 0)

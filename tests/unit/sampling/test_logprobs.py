@@ -7,7 +7,6 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hippo.errors import HippoError
 from hippo.sampling.sampler import SampleRequest, TokenSampler, sample_step
 from hippo.types import SamplingParams
 from tests.support.devices.transfers import counted_transfers
@@ -87,10 +86,3 @@ def test_a_certain_token_is_never_above_certainty_and_an_excluded_one_is_minus_i
     [(_, [found])] = sample_step([_request(SamplingParams(), 1, 2)], logits)
     assert found.logprob == 0.0
     assert found.top[0] == (5, 0.0) and found.top[1][1] == float("-inf")
-
-
-def test_a_row_without_usable_logits_is_an_error() -> None:
-    logits = logits_of(2, 0)
-    logits[1, 3] = float("nan")
-    with pytest.raises(HippoError, match="not usable"):
-        sample_step([_request(SamplingParams(), 2, 3)], logits)
