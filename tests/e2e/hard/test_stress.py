@@ -44,7 +44,7 @@ def _send_slowly_read(reader: socket.socket, url: str, body: dict[str, Any]) -> 
 def test_a_reader_that_does_not_read_holds_no_slot(
     http: httpx.Client, running: Running, clip: Path
 ) -> None:
-    whole = http.post(CHAT, json=chat_body(str(clip), 40)).json()
+    whole = http.post(CHAT, json=chat_body(str(clip), 16)).json()
     expected = whole["choices"][0]["message"]["content"]
     # More to send than what buffers on the way take: an event a token, each of two kilobytes.
     num_tokens = 300
@@ -166,7 +166,7 @@ def test_a_gateway_that_hangs_holds_slots_no_longer_than_its_requests_may_take(
 
 def test_a_gateway_that_is_stopped_finishes_its_answers(running: Running) -> None:
     with further_gateway(running) as door, door.client() as client:
-        body = chat_body(None, 80)
+        body = chat_body(None, 40)
         expected = client.post(CHAT, json=body).json()["choices"][0]["message"]["content"]
         chunks = streamed(client, body, lambda: door.child.send_signal(signal.SIGTERM))
         assert text_of(chunks) == expected

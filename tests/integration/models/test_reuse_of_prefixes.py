@@ -145,15 +145,6 @@ async def test_a_second_question_or_turn_runs_only_its_own_rows(pair: Pair) -> N
     assert num_reused(other) + other.selection.num_visual_tokens <= num_reused(second)
 
 
-async def test_without_the_options_nothing_is_kept(pair: Pair) -> None:
-    async with serving_target(pair.target, NoiseDecoder(), **COLD) as (service, client):
-        answers = [await target_only(client, question("what?")) for _ in range(2)]
-        engine = backend_of(service).engine
-        assert engine.counters.num_prefix_hits == engine.counters.num_reused_rows == 0
-        assert (engine.vision_cache.num_hits, engine.vision_cache.num_bytes) == (0, 0)
-    assert [num_reused(answer) for answer in answers] == [0, 0]
-
-
 async def test_requests_of_different_salts_share_nothing(pair: Pair) -> None:
     async with serving_target(pair.target, NoiseDecoder()) as (service, client):
         for salt in ("", "one", "other"):

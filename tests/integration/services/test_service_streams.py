@@ -236,6 +236,15 @@ async def test_a_request_above_the_message_limit_is_invalid_and_one_at_the_limit
                 await target_only(client, request)
 
 
+async def test_an_answer_whose_limit_is_the_default_fills_the_context() -> None:
+    request = toy_request(max_tokens=600, is_max_tokens_default=True, end_token_ids=())
+    async with serving_target(ToyModel()) as (_, client):
+        answer = await target_only(client, request)
+        context = (await client.get_model()).max_context_length
+    assert 16 + len("what happens?") + len(answer.token_ids) == context
+    assert answer.verdicts[-1].finish_reason is FinishReason.LENGTH
+
+
 async def test_blocks_sent_after_the_end_are_ignored() -> None:
     async with serving_target(ToyModel()) as (_, client):
         async with client.verify(toy_request(max_tokens=2, end_token_ids=())) as stream:
