@@ -99,10 +99,7 @@ def test_a_published_pair_gives_the_targets_own_answers(family: str, tmp_path: P
         extra = {"speculative": speculative, "ignore_eos": True, **new}
         return ask(client, data_url(clip), max_tokens=num_tokens, extra_body=extra)
 
-    with (
-        run_stack(options) as running,
-        official_client(running.url) as client,
-    ):
+    with run_stack(options) as running, official_client(running.url) as client:
         alone = answer(client, policy="off").choices[0].message.content
         assert answer(client, policy="adaptive").choices[0].message.content == alone
         num_draft_tokens = 0

@@ -13,13 +13,7 @@ from playwright.sync_api import Page, Request, expect
 from hippo.cli.record import STRATEGIES
 from hippo.page import recording
 from tests.e2e.answers.conftest import FAST_MS
-from tests.e2e.support import (
-    CHAT,
-    Running,
-    further_gateway,
-    hippo,
-    wait_until,
-)
+from tests.e2e.support import CHAT, Running, further_gateway, hippo, wait_until
 
 KEY = "sk-alice-0123456789"
 QUESTION = "Describe the video."
@@ -324,5 +318,5 @@ def test_the_drafts_device_shows_the_layers_of_the_helper(
     ]
     early = {**draft, "at": 83}  # whose tower ran before the selection
     assert page.evaluate(_SPANS, [prompt, selection, early]) == [
-        *(["vision", 9, 34], ["wait", 34, 80], ["prefill", 80, 83]),
+        *(["vision", 9, 34], ["wait", 34, 80], ["prefill", 80, 83])
     ]

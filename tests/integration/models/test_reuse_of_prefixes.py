@@ -45,10 +45,7 @@ def question(text: str, data: bytes = b"aaaa", **changes: Any) -> OpenRequest:
 
 
 def next_turn(request: OpenRequest, answer: str, text: str) -> OpenRequest:
-    turns = (
-        ChatMessage("assistant", (TextPart(answer),)),
-        ChatMessage("user", (TextPart(text),)),
-    )
+    turns = (ChatMessage("assistant", (TextPart(answer),)), ChatMessage("user", (TextPart(text),)))
     return dataclasses.replace(request, messages=(*request.messages, *turns))
 
 

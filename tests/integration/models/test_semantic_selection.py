@@ -16,12 +16,7 @@ from hippo.types import (
 )
 from tests.support.models.toy_model import ToyModel
 from tests.support.running.gate import Gate
-from tests.support.running.services import (
-    serving_target,
-    target_only,
-    text_request,
-    toy_request,
-)
+from tests.support.running.services import serving_target, target_only, text_request, toy_request
 
 SCORED = [
     PruningStrategy.ATTENTION,

@@ -35,9 +35,7 @@ EAGER_TO_END = tuple((token_id, 5.0) for token_id in ENDS)
 
 
 @pytest.mark.parametrize("policy", POLICIES)
-async def test_every_policy_gives_the_targets_own_answer_and_log_probabilities(
-    policy: str,
-) -> None:
+async def test_every_policy_gives_the_targets_own_answer_and_log_probabilities(policy: str) -> None:
     chance = random.Random(policy)
     num_ended = 0
     async with serving_pair(ToyModel(), ToyModel(noise=0.3)) as (target_client, draft_client):
@@ -80,8 +78,7 @@ async def test_every_policy_gives_the_targets_own_answer_and_log_probabilities(
 
 async def test_the_draft_holds_end_tokens_back_as_the_target_does() -> None:
     request = toy_request(
-        sampling=SamplingParams(logit_bias=((END_TOKEN_ID, 100.0),), min_tokens=30),
-        max_tokens=40,
+        sampling=SamplingParams(logit_bias=((END_TOKEN_ID, 100.0),), min_tokens=30), max_tokens=40
     )
     async with serving_pair(ToyModel(), ToyModel()) as (target_client, draft_client):
         relayed = await relay(draft_client, target_client, request, "vpsd")
@@ -207,8 +204,7 @@ async def test_with_a_grammar_every_policy_gives_the_targets_own_answer(
                 num_top_logprobs=chance.choice((None, 2)),
             )
             alone, relayed = await asyncio.gather(
-                target_only(target, request),
-                relay(draft, target, request, policy),
+                target_only(target, request), relay(draft, target, request, policy)
             )
             assert relayed.token_ids == alone.token_ids
             text = _text(alone.token_ids)

@@ -18,12 +18,7 @@ from hippo.speculation.coordinator import Action, Coordinator
 from hippo.types import Block
 from tests.support.models.toy_model import ToyModel
 from tests.support.running.gateways import completed, watching
-from tests.support.running.services import (
-    serving_pair,
-    target_only,
-    toy_request,
-    with_tokenizer,
-)
+from tests.support.running.services import serving_pair, target_only, toy_request, with_tokenizer
 
 REQUEST = toy_request(max_tokens=40, end_token_ids=())
 STALL_S = 0.3

@@ -164,10 +164,7 @@ def test_holistic_scores_are_the_weighted_sum_of_the_three_normalised_ones(
 
 @settings(deadline=None, max_examples=100)
 @given(
-    grids=GRIDS,
-    ratio=RATIOS,
-    seed=SEEDS,
-    share=st.sampled_from([0.0, 0.25, 0.375, 0.5, 0.75, 1.0]),
+    grids=GRIDS, ratio=RATIOS, seed=SEEDS, share=st.sampled_from([0.0, 0.25, 0.375, 0.5, 0.75, 1.0])
 )
 def test_specvlm_keeps_a_share_of_the_attention_and_fills_up_evenly(
     grids: Grids, ratio: float, seed: int, share: float
