@@ -18,6 +18,7 @@ from hippo.sampling.masks import TokenMasks
 from hippo.types import Block, Pace, Pruning, PruningStrategy, SamplingParams, Selection
 from tests.support.models.letters import letter_tokenizer
 from tests.support.models.toy_model import END_TOKEN_ID, NUM_TOKEN_IDS, ToyModel
+from tests.support.running.gateways import CHAT, serving_toys, toy_chat
 from tests.support.running.services import (
     POLICIES,
     backend_of,
@@ -118,6 +119,15 @@ async def test_choices_at_once_share_a_prefill_and_equal_each_alone(policy: str)
             # One that comes just as another ends finds neither its sequence nor its slot.
             assert reused[0] == 0 and reused[1] in (0, reused[2]) and reused[2] >= 16
     assert target.num_copied >= 2
+
+
+async def test_a_stop_string_ends_an_answer_once_it_has_min_tokens() -> None:
+    used = []
+    async with serving_toys() as http:
+        for min_tokens in (0, 24):
+            answer = await http.post(CHAT, json=toy_chat(stop=["w"], min_tokens=min_tokens))
+            used.append(answer.json()["usage"]["completion_tokens"])
+    assert used == [1, 25]
 
 
 async def test_rows_of_a_running_sequence_are_copied_only_for_the_same_salt_and_content() -> None:
