@@ -1,18 +1,21 @@
 """The sampler with a memory: blocks equal single rows, whatever came before; log-probabilities are
 of the logits as they came."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from itertools import chain
+from typing import Any
+from unittest import mock
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from hippo.errors import HippoError
 from hippo.sampling import sampler as sampler_module
 from hippo.sampling.sampler import SampleRequest, TokenSampler, sample_step
 from hippo.types import SamplingParams
-from tests.support.devices.transfers import counted_transfers
 
 NUM_IDS = 23
 TOKEN_IDS = st.integers(0, NUM_IDS - 1)
@@ -194,6 +197,26 @@ def test_every_device_measures_the_same(device: str) -> None:
         assert [token_id for token_id, _ in there.top] == [token_id for token_id, _ in here.top]
 
 
+@contextmanager
+def counted_transfers() -> Iterator[list[str]]:
+    """Gives the calls of a tensor's methods that copy values to the host and wait for them."""
+    calls: list[str] = []
+
+    def noting(name: str) -> Any:
+        original = getattr(torch.Tensor, name)
+
+        def note(*args: object) -> object:
+            calls.append(name)
+            return original(*args)
+
+        return mock.patch.object(torch.Tensor, name, note)
+
+    with ExitStack() as stack:
+        for name in ("tolist", "item", "cpu", "__bool__", "__int__"):
+            stack.enter_context(noting(name))
+        yield calls
+
+
 def test_tokens_and_log_probabilities_come_with_one_copy_from_the_device() -> None:
     sampled = SamplingParams(temperature=1.0, top_k=4, top_p=0.9, min_p=0.1)
     requests = [
@@ -212,3 +235,10 @@ def test_a_certain_token_is_never_above_certainty_and_an_excluded_one_is_minus_i
     [(_, [found])] = sample_step([_request(SamplingParams(), 1, 2)], logits)
     assert found.logprob == 0.0
     assert found.top[0] == (5, 0.0) and found.top[1][1] == float("-inf")
+
+
+def test_a_row_without_usable_logits_has_no_log_probabilities() -> None:
+    logits = logits_of(2, 0)
+    logits[1, 3] = float("nan")
+    with pytest.raises(HippoError, match="not usable"):
+        sample_step([_request(SamplingParams(), 2, 3)], logits)
