@@ -127,21 +127,6 @@ async def test_uv_computes_the_video_again_and_scores_it_alike(pair: Pair) -> No
     assert warm[1].verdicts[0].timing.num_rows > warm[1].selection.num_visual_tokens
 
 
-async def test_a_second_question_or_turn_runs_only_its_own_rows(pair: Pair) -> None:
-    asked = question("what is in the thing?", max_tokens=8)
-    async with serving_target(pair.target, NoiseDecoder()) as (_, client):
-        first = await target_only(client, asked)
-        turn = await target_only(client, next_turn(asked, "the hat", "and then?"))
-        second = await target_only(client, question("where does the man go?"))
-        other = await target_only(client, question("where does the man go?", b"bbbb"))
-    assert num_reused(first) == 0
-    assert num_reused(turn) >= first.verdicts[0].timing.num_rows - 1
-    timing = second.verdicts[0].timing
-    assert timing.context_length > timing.num_rows
-    assert other.selection is not None
-    assert num_reused(other) + other.selection.num_visual_tokens <= num_reused(second)
-
-
 async def test_requests_of_different_salts_share_nothing(pair: Pair) -> None:
     async with serving_target(pair.target, NoiseDecoder()) as (service, client):
         for salt in ("", "one", "other"):
