@@ -169,6 +169,12 @@ async def test_redirects_that_lead_nowhere_or_elsewhere_are_the_urls_fault(
             await fetch("\ud800")
 
 
+async def test_a_url_that_is_not_there_is_told() -> None:
+    async with _fetching(b"HTTP/1.1 404 Not Found\r\nContent-Length: 4\r\n\r\nnone") as fetch:
+        with pytest.raises(MediaError, match="status 404"):
+            await fetch("missing.mp4")
+
+
 @pytest.mark.parametrize("is_declared", [True, False])
 async def test_a_file_is_at_most_as_large_as_the_operator_allows(is_declared: bool) -> None:
     """Whether the server tells its size or not."""
