@@ -152,6 +152,14 @@ async def test_rows_of_a_running_sequence_are_copied_only_for_the_same_salt_and_
             assert {reused[0], reused[3]} <= {0, num_common, num_all}
 
 
+async def test_nothing_is_copied_where_prefixes_are_not_kept() -> None:
+    model = ToyModel(num_slots=2)
+    async with serving_target(model, prefix_cache=False) as (_, client):
+        await asyncio.gather(*(target_only(client, toy_request()) for _ in range(2)))
+    assert model.num_copied == 0
+    assert set(model.reused) == {0}
+
+
 LETTERS = [*'abcdefghxyz{}[]":, 0123456789', "ab", "abc", '":', '{"', '",', "12", "}]", "xyz"]
 SPECIAL = ("<pad>", "<end>", "<video>")
 TEXTS = [*SPECIAL, *LETTERS]
