@@ -111,7 +111,7 @@ def test_up_serves_also_while_its_draft_is_dead_and_leaves_nothing(
             assert client.get("/v1/samples").json()["data"]
         assert answer["usage"]["completion_tokens"] == 4
         assert answer["hippo"]["draft_used"] is False
-        # That a draft which is back is used: test_faults.py.
+        # That a draft which is back is used: test_stress.py.
         wait_until(lambda: b"the draft is started again" in log.read_bytes())
         wait_until(lambda: len(_children(process.pid)) == 3)
         children = _children(process.pid)
