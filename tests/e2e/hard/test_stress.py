@@ -46,11 +46,13 @@ def test_a_reader_that_does_not_read_holds_no_slot(
 ) -> None:
     whole = http.post(CHAT, json=chat_body(str(clip), 16)).json()
     expected = whole["choices"][0]["message"]["content"]
-    # More to send than what buffers on the way take: an event a token, each of two kilobytes.
-    num_tokens = 300
+    # More to send than what buffers on the way take: two choices, an event a token, each of two
+    # kilobytes.
+    num_tokens = 150
     body = chat_body(
         str(clip),
         num_tokens,
+        n=2,
         stream=True,
         stream_options={"include_usage": True},
         logprobs=True,
@@ -65,15 +67,19 @@ def test_a_reader_that_does_not_read_holds_no_slot(
         again = http.post(CHAT, json=chat_body(str(clip), 4))
         with reader.makefile("rb") as rest:
             answer = first + rest.read()
-    assert still_sent == 1  # else the test was about nothing
+    assert still_sent == 2  # choices; else the test was about nothing
     assert again.status_code == 200
     events = [
         json.loads(line.removeprefix(b"data: "))
         for line in answer.split(b"\r\n\r\n", 1)[1].splitlines()
         if line.startswith(b"data: {")
     ]
-    assert text_of(events).startswith(expected)
-    assert events[-1]["usage"]["completion_tokens"] == num_tokens
+    for index in (0, 1):
+        own = [
+            event for event in events if event["choices"] and event["choices"][0]["index"] == index
+        ]
+        assert text_of(own).startswith(expected)
+    assert events[-1]["usage"]["completion_tokens"] == 2 * num_tokens
     assert b"data: [DONE]" in answer
 
 
