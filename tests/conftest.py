@@ -1,16 +1,18 @@
 """Fixtures that tests of several parts share."""
 
+import functools
 import gc
 import os
 import signal
 import subprocess
-from collections.abc import Generator
+from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import settings
 
+from tests.support.running.zygote import Zygote
 from tests.support.skips import refuse_skip
 
 # Tables are as wide as the terminal: what a test reads from one must not be cut off by it.
@@ -73,6 +75,15 @@ internvl_checkpoint = _checkpoint("internvl-target", "internvl")
 internvl_draft_checkpoint = _checkpoint("internvl-draft", "internvl", noise=0.02, vocab_size=320)
 qwen3_checkpoint = _checkpoint("qwen3-target", "qwen3_vl")
 qwen3_draft_checkpoint = _checkpoint("qwen3-draft", "qwen3_vl", noise=0.02, vocab_size=320)
+
+
+@pytest.fixture(scope="session")
+def start_zygote() -> Iterator[Callable[[], Zygote]]:
+    """Starts, at its first call, the process that services are forked from."""
+    started = functools.cache(Zygote)
+    yield started
+    if started.cache_info().currsize:
+        started().close()
 
 
 @pytest.fixture(scope="session")

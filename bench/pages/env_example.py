@@ -31,8 +31,8 @@ HEAD = """\
 # the result.
 
 # Compose files: two GPUs here; for other machines replace two-gpus.yml by one-gpu.yml,
-# tensor-parallel.yml, prefill-helper.yml or cpu.yml. Add :deploy/compose/dashboard.yml to publish Grafana and
-# Prometheus, :deploy/compose/login.yml to require a Grafana password, and
+# tensor-parallel.yml, prefill-helper.yml or cpu.yml. Add :deploy/compose/dashboard.yml to publish
+# Grafana and Prometheus, :deploy/compose/login.yml to require a Grafana password, and
 # :deploy/compose/traces.yml to keep traces.
 COMPOSE_FILE=docker-compose.yml:deploy/compose/two-gpus.yml
 """

@@ -94,15 +94,6 @@ def test_an_open_request_survives_the_wire_and_its_checks() -> None:
     assert convert.open_from_proto(message, num_token_ids=50) == REQUEST
 
 
-@pytest.mark.parametrize("strategy", list(PruningStrategy))
-def test_every_pruning_strategy_survives_the_wire(strategy: PruningStrategy) -> None:
-    request = dataclasses.replace(REQUEST, pruning=Pruning(strategy, 0.99))
-
-    back = convert.open_from_proto(convert.open_to_proto(request), num_token_ids=50)
-
-    assert back.pruning == request.pruning
-
-
 def test_what_a_bare_open_leaves_out_gets_the_defaults() -> None:
     message = pb.Open(
         messages=[pb.ChatMessage(role="user", content=[pb.ContentPart(text="hello")])],
@@ -172,20 +163,6 @@ def test_a_malformed_open_is_refused_by_its_field(
 def test_a_value_that_the_wire_cannot_carry_is_an_invalid_request() -> None:
     with pytest.raises(InvalidRequestError):
         convert.open_to_proto(dataclasses.replace(REQUEST, max_tokens=-1))
-
-
-@pytest.mark.parametrize(
-    ("envelope", "value"),
-    [
-        (draft_pb2.DraftRequest, Selection((0, 3), 64)),
-        (draft_pb2.DraftRequest, Commit(2, 7, (1,))),
-        (draft_pb2.DraftResponse, Timing(1)),
-        (target_pb2.VerifyRequest, Pace(StepLimits(1, 8, 5), max_ahead=3)),
-        (target_pb2.VerifyResponse, Verdict(1, 2, (3,))),
-    ],
-)
-def test_a_streams_message_carries_a_value(envelope: type[Message], value: object) -> None:
-    assert codec.unwrap(codec.wrap(envelope, value)) == value
 
 
 @pytest.mark.parametrize(

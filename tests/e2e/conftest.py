@@ -1,8 +1,7 @@
 """One stack of real processes for all end-to-end tests, started as `hippo up` does."""
 
-import functools
 import signal
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import httpx
@@ -25,17 +24,14 @@ def pair() -> dict[str, str]:
 
 # The tests beside these start processes of their own.
 @pytest.fixture(scope="package", autouse=True)
-def zygote() -> Iterator[None]:
+def forks(start_zygote: Callable[[], Zygote]) -> Iterator[None]:
     """All services that a test starts are forks of one process."""
-    started = functools.cache(Zygote)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(
             "hippo.cli.processes.start_module",
-            lambda module, arguments: started().start(module, arguments),
+            lambda module, arguments: start_zygote().start(module, arguments),
         )
         yield
-    if started.cache_info().currsize:
-        started().close()
 
 
 @pytest.fixture(scope="package")

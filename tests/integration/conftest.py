@@ -1,7 +1,7 @@
 """Checks that hold after every integration test, and models that several of them share."""
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import pytest
 
@@ -21,12 +21,10 @@ def _no_engine_thread_is_left() -> Iterator[None]:
     assert not left, f"threads outlived their service: {left}"
 
 
-@pytest.fixture(scope="session")
-def zygote() -> Iterator[Zygote]:
+@pytest.fixture
+def zygote(start_zygote: Callable[[], Zygote]) -> Zygote:
     """The process that services are forked from."""
-    started = Zygote()
-    yield started
-    started.close()
+    return start_zygote()
 
 
 @pytest.fixture(

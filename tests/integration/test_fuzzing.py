@@ -9,8 +9,7 @@ from tests.fuzz.streams import script
 
 
 @pytest.mark.parametrize(
-    ("name", "num_inputs"),
-    [("media", 1000), ("draft-stream", 300), ("target-stream", 300)],
+    ("name", "num_inputs"), [("media", 1000), ("draft-stream", 300), ("target-stream", 300)]
 )
 def test_nothing_that_strangers_send_does_harm(name: str, num_inputs: int) -> None:
     findings = run(name, num_inputs, 2026, lambda: None)

@@ -2,7 +2,6 @@
 
 import json
 import re
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Literal
 
@@ -35,7 +34,7 @@ def _answer(client: openai.OpenAI, clip: Path, policy: str = "adaptive", **field
     return ask(client, data_url(clip), extra_body=extra, **({"max_tokens": 160} | fields))
 
 
-@pytest.mark.parametrize("sampling", [GREEDY, SAMPLED, PENALISED], ids=["greedy", "T", "penalties"])
+@pytest.mark.parametrize("sampling", [GREEDY, PENALISED], ids=["greedy", "penalties"])
 def test_every_policy_gives_the_targets_own_answer_by_the_schema(
     client: openai.OpenAI, clip: Path, sampling: dict[str, Any]
 ) -> None:
@@ -164,38 +163,16 @@ def test_a_form_that_cannot_be_used_is_refused_by_name(
     assert words in error["message"]
 
 
-def test_a_form_of_minutes_is_refused_while_others_go_on(http: httpx.Client) -> None:
-    def post(schema: dict[str, Any]) -> httpx.Response:
-        return http.post(CHAT, json=HELLO | {"max_tokens": 40, "guided_json": schema})
-
-    with ThreadPoolExecutor() as threads:
-        refusals = [
-            threads.submit(post, {"type": "integer", "multipleOf": number})
-            for number in (7999983, 7999993)
-        ]
-        for number in range(3):
-            assert post({"const": number}).json()["choices"][0]["message"]["content"] == str(number)
-        for refusal in refusals:
-            error = refusal.result().json()["error"]
-            assert (refusal.result().status_code, error["param"]) == (400, "guided_json"), error
-            assert "takes more than 1 s of CPU time" in error["message"]
-
-
-@pytest.mark.parametrize("stream", [False, True])
 def test_a_form_that_becomes_too_complex_in_an_answer_is_the_clients_error(
-    http: httpx.Client, stream: bool
+    http: httpx.Client,
 ) -> None:
     properties = {f"p{number}": {"type": "integer"} for number in range(900)}
     inner = _object(**properties) | {"required": []}
     schema = {"type": "array", "minItems": 2, "prefixItems": [{"const": "a"}], "items": inner}
-    response = http.post(CHAT, json=HELLO | {"guided_json": schema, "stream": stream})
-    if stream:
-        *_, before, last = filter(None, response.text.split("\n\n"))
-        assert "choices" in before
-        error = json.loads(last.removeprefix("data: "))["error"]
-    else:
-        assert response.status_code == 400, response.text
-        error = response.json()["error"]
+    response = http.post(CHAT, json=HELLO | {"guided_json": schema, "stream": True})
+    *_, before, last = filter(None, response.text.split("\n\n"))
+    assert "choices" in before
+    error = json.loads(last.removeprefix("data: "))["error"]
     assert (error["type"], error["param"]) == ("invalid_request_error", "guided_json"), error
     assert "guided_json cannot go on after" in error["message"]
     assert "Current row has" in error["message"]

@@ -1,6 +1,7 @@
 """The command line: asking, starting, and captions of a folder with a broken file."""
 
 import json
+import os
 import re
 import shutil
 import signal
@@ -15,6 +16,7 @@ import httpx
 import pytest
 
 from hippo.cli import main
+from hippo.cli.stack import BUNDLED_CLIPS
 from hippo.client.server import Connection, Server
 from hippo.client.uploads import sent_media
 from hippo.errors import InvalidRequestError
@@ -42,6 +44,16 @@ def test_ask_compares_with_the_target_alone(running: Running, clip: Path) -> Non
     alone, pair = result["comparison"]["summary"]
     assert (alone["system"], pair["system"]) == ("target-only", "optimistic")
     assert pair["decode_speedup"]["mean"] > 0 and pair["num_answers"] == 1
+
+
+@pytest.mark.timeout(300)  # a further pair starts, beside other tests
+def test_the_demo_measures_the_bundled_pair(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "sched_setaffinity", lambda *_: None)  # of this process, too
+    done = hippo("demo", "--repeats", "1", "--max-tokens", "12")
+    assert done.returncode == 0, done.stdout + done.stderr
+    (clip, *_) = sorted(BUNDLED_CLIPS.glob("*.mp4"))
+    assert f"{clip.name}: Describe the video." in done.stdout and "decode ×" in done.stdout
+    assert "Outputs are equal." in done.stdout
 
 
 def test_ask_takes_a_question_alone(running: Running) -> None:

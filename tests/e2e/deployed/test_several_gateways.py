@@ -150,18 +150,6 @@ def test_full_slots_queue_and_no_answer_is_lost(cluster: Cluster, running: Runni
     assert all(answer.json()["choices"] == expected for answer in answers)
 
 
-def test_a_target_that_hangs_is_left_out_and_taken_back(cluster: Cluster) -> None:
-    def num_targets() -> set[int]:
-        ready = map(readiness, cluster.urls)
-        return {0 if each is None else int(each["num_targets"]["up"]) for each in ready}
-
-    cluster.second[0].send_signal(signal.SIGSTOP)
-    wait_until(lambda: num_targets() == {1})
-    assert cluster.ask(0).status_code == cluster.ask(1).status_code == 200
-    cluster.second[0].send_signal(signal.SIGCONT)
-    wait_until(lambda: num_targets() == {2})
-
-
 def test_a_pair_that_stops_loses_no_answer(cluster: Cluster, running: Running) -> None:
     body = chat_body(data_url(running.clip), 80)
     with plain_client(running.url) as client:

@@ -1,4 +1,5 @@
-"""Readers that do not read, targets and gateways that are killed, held or stopped in mid-answer."""
+"""Readers that do not read; targets, drafts and gateways that are killed, held or stopped in
+mid-answer."""
 
 import json
 import signal
@@ -15,6 +16,7 @@ from tests.e2e.support import (
     Running,
     chat_body,
     chunks_of,
+    data_url,
     further_gateway,
     plain_client,
     streamed,
@@ -42,13 +44,15 @@ def _send_slowly_read(reader: socket.socket, url: str, body: dict[str, Any]) -> 
 def test_a_reader_that_does_not_read_holds_no_slot(
     http: httpx.Client, running: Running, clip: Path
 ) -> None:
-    whole = http.post(CHAT, json=chat_body(str(clip), 40)).json()
+    whole = http.post(CHAT, json=chat_body(str(clip), 16)).json()
     expected = whole["choices"][0]["message"]["content"]
-    # More to send than what buffers on the way take: an event a token, each of two kilobytes.
-    num_tokens = 300
+    # More to send than what buffers on the way take: two choices, an event a token, each of two
+    # kilobytes.
+    num_tokens = 150
     body = chat_body(
         str(clip),
         num_tokens,
+        n=2,
         stream=True,
         stream_options={"include_usage": True},
         logprobs=True,
@@ -63,15 +67,19 @@ def test_a_reader_that_does_not_read_holds_no_slot(
         again = http.post(CHAT, json=chat_body(str(clip), 4))
         with reader.makefile("rb") as rest:
             answer = first + rest.read()
-    assert still_sent == 1  # else the test was about nothing
+    assert still_sent == 2  # choices; else the test was about nothing
     assert again.status_code == 200
     events = [
         json.loads(line.removeprefix(b"data: "))
         for line in answer.split(b"\r\n\r\n", 1)[1].splitlines()
         if line.startswith(b"data: {")
     ]
-    assert text_of(events).startswith(expected)
-    assert events[-1]["usage"]["completion_tokens"] == num_tokens
+    for index in (0, 1):
+        own = [
+            event for event in events if event["choices"] and event["choices"][0]["index"] == index
+        ]
+        assert text_of(own).startswith(expected)
+    assert events[-1]["usage"]["completion_tokens"] == 2 * num_tokens
     assert b"data: [DONE]" in answer
 
 
@@ -164,7 +172,7 @@ def test_a_gateway_that_hangs_holds_slots_no_longer_than_its_requests_may_take(
 
 def test_a_gateway_that_is_stopped_finishes_its_answers(running: Running) -> None:
     with further_gateway(running) as door, door.client() as client:
-        body = chat_body(None, 80)
+        body = chat_body(None, 40)
         expected = client.post(CHAT, json=body).json()["choices"][0]["message"]["content"]
         chunks = streamed(client, body, lambda: door.child.send_signal(signal.SIGTERM))
         assert text_of(chunks) == expected
@@ -223,3 +231,80 @@ def test_every_line_of_a_request_bears_its_id_on_all_three(
     refused = http.post(CHAT, json=chat_body(str(clip / "missing"), 4), headers=headers)
     assert refused.status_code >= 400
     assert refused.headers["x-request-id"] == headers["x-request-id"]
+
+
+# More than the target alone gives while it is noticed that the draft is gone or hangs.
+NUM_TOKENS = 300
+
+
+@pytest.fixture(scope="module")
+def expected(running: Running) -> str:
+    """The target's own answer about the clip."""
+    body = chat_body(data_url(running.clip), NUM_TOKENS, speculative={"policy": "off"})
+    with plain_client(running.url) as client:
+        answer = client.post(CHAT, json=body).json()
+    return str(answer["choices"][0]["message"]["content"])
+
+
+def test_an_answer_survives_the_draft_and_takes_it_back(
+    http: httpx.Client, running: Running, clip: Path, expected: str
+) -> None:
+    body = chat_body(data_url(clip), NUM_TOKENS, speculative={"policy": "optimistic"})
+    draft, target = running.stack.child("draft"), running.stack.child("target")
+    recoveries = running.gateway_metric("hippo_draft_recoveries_total")
+    without: list[dict[str, Any]] = []
+
+    def lose_the_draft() -> None:
+        draft.send_signal(signal.SIGKILL)
+        draft.wait(10)
+        without.append(http.post(CHAT, json={**body, "max_tokens": 8}).json())
+        # Held, so that the answer is not over before the draft is back.
+        target.send_signal(signal.SIGSTOP)
+        running.stack.start_service("draft")
+        wait_until(lambda: running.metric("draft", "hippo_slots") == 2)
+        target.send_signal(signal.SIGCONT)
+
+    chunks = streamed(http, body, lose_the_draft)
+    figures = chunks[-1]["hippo"]
+    assert text_of(chunks) == expected
+    assert chunks[-1]["choices"][0]["finish_reason"] == "length"
+    assert (figures["num_draft_losses"], figures["num_draft_streams"]) == (1, 2)
+    assert running.gateway_metric("hippo_draft_recoveries_total") == recoveries + 1
+    assert without[0]["hippo"]["draft_used"] is False
+    assert without[0]["usage"]["completion_tokens"] == 8
+    again = http.post(CHAT, json={**body, "max_tokens": 100}).json()
+    assert again["hippo"]["draft_used"] is True
+    assert expected.startswith(again["choices"][0]["message"]["content"])
+
+
+def test_a_draft_that_hangs_is_given_up_until_it_is_well_again(
+    running: Running, clip: Path, expected: str
+) -> None:
+    body = chat_body(data_url(clip), NUM_TOKENS, speculative={"policy": "serial"})
+    draft, target = running.stack.child("draft"), running.stack.child("target")
+    lines: list[str] = []
+    stall = ("--draft-stall-s", "0.5")
+    with further_gateway(running, *stall, lines=lines) as door, door.client() as client:
+        drafted = running.metric("draft", "hippo_rows_total")
+        with client.stream("POST", CHAT, json={**body, "stream": True}) as response:
+            chunks, is_held = [], False
+            for chunk in chunks_of(response):
+                chunks.append(chunk)
+                if not is_held and running.metric("draft", "hippo_rows_total") > drafted:
+                    is_held = True
+                    draft.send_signal(signal.SIGSTOP)
+                    # The request gives the draft up at a verdict, before the target is held.
+                    wait_until(lambda: any("the draft stalled" in line for line in lines))
+                    # Held, so that the answer is not over before the draft is back.
+                    target.send_signal(signal.SIGSTOP)
+                    draft.send_signal(signal.SIGCONT)
+                    wait_until(lambda: _has_draft(client))
+                    target.send_signal(signal.SIGCONT)
+    figures = chunks[-1]["hippo"]
+    assert text_of(chunks) == expected
+    assert figures["draft_problem"] == "the draft stalled"
+    assert (figures["num_draft_losses"], figures["num_draft_streams"]) == (1, 2)
+
+
+def _has_draft(client: httpx.Client) -> bool:
+    return bool(client.get("/ready").json().get("draft") == "ready")

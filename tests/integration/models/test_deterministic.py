@@ -1,5 +1,9 @@
-"""With steps of fixed shape a bfloat16 pair gives the target-only output, token for token."""
+"""With steps of fixed shape a bfloat16 pair gives the target-only output, token for token; without
+AVX-512 every dtype is served."""
 
+import os
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -10,6 +14,7 @@ from llguidance import grammar_from
 
 from hippo.types import SamplingParams
 from tests.support.models.pairs import assert_equal_to_target_only, load
+from tests.support.models.processors import SWITCHES
 from tests.support.running.services import toy_request
 
 SAMPLED = SamplingParams(temperature=0.9, seed=5)
@@ -47,3 +52,15 @@ async def test_blocks_of_all_kinds_give_the_target_only_output_to_the_last_bit(
         toy_request("one in a form", sampling=form, max_tokens=60,
                     end_token_ids=target.info.end_token_ids),
     )  # fmt: skip
+
+
+@pytest.mark.timeout(300)  # it loads eight models
+def test_every_dtype_is_served_without_avx_512() -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.support.devices.older_processor"],
+        env=os.environ | SWITCHES,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr

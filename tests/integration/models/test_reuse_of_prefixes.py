@@ -45,10 +45,7 @@ def question(text: str, data: bytes = b"aaaa", **changes: Any) -> OpenRequest:
 
 
 def next_turn(request: OpenRequest, answer: str, text: str) -> OpenRequest:
-    turns = (
-        ChatMessage("assistant", (TextPart(answer),)),
-        ChatMessage("user", (TextPart(text),)),
-    )
+    turns = (ChatMessage("assistant", (TextPart(answer),)), ChatMessage("user", (TextPart(text),)))
     return dataclasses.replace(request, messages=(*request.messages, *turns))
 
 
@@ -128,30 +125,6 @@ async def test_uv_computes_the_video_again_and_scores_it_alike(pair: Pair) -> No
     assert num_reused(warm[1]) > 0
     assert warm[1].selection is not None
     assert warm[1].verdicts[0].timing.num_rows > warm[1].selection.num_visual_tokens
-
-
-async def test_a_second_question_or_turn_runs_only_its_own_rows(pair: Pair) -> None:
-    asked = question("what is in the thing?", max_tokens=8)
-    async with serving_target(pair.target, NoiseDecoder()) as (_, client):
-        first = await target_only(client, asked)
-        turn = await target_only(client, next_turn(asked, "the hat", "and then?"))
-        second = await target_only(client, question("where does the man go?"))
-        other = await target_only(client, question("where does the man go?", b"bbbb"))
-    assert num_reused(first) == 0
-    assert num_reused(turn) >= first.verdicts[0].timing.num_rows - 1
-    timing = second.verdicts[0].timing
-    assert timing.context_length > timing.num_rows
-    assert other.selection is not None
-    assert num_reused(other) + other.selection.num_visual_tokens <= num_reused(second)
-
-
-async def test_without_the_options_nothing_is_kept(pair: Pair) -> None:
-    async with serving_target(pair.target, NoiseDecoder(), **COLD) as (service, client):
-        answers = [await target_only(client, question("what?")) for _ in range(2)]
-        engine = backend_of(service).engine
-        assert engine.counters.num_prefix_hits == engine.counters.num_reused_rows == 0
-        assert (engine.vision_cache.num_hits, engine.vision_cache.num_bytes) == (0, 0)
-    assert [num_reused(answer) for answer in answers] == [0, 0]
 
 
 async def test_requests_of_different_salts_share_nothing(pair: Pair) -> None:

@@ -4,7 +4,6 @@ import dataclasses
 
 import pytest
 
-from hippo.base.config import SettingsError
 from hippo.errors import InvalidRequestError, ModelLoadError
 from hippo.types import (
     OpenRequest,
@@ -15,15 +14,9 @@ from hippo.types import (
     SpatialScore,
     Verdict,
 )
-from services.target.config import TargetSettings
 from tests.support.models.toy_model import ToyModel
 from tests.support.running.gate import Gate
-from tests.support.running.services import (
-    serving_target,
-    target_only,
-    text_request,
-    toy_request,
-)
+from tests.support.running.services import serving_target, target_only, text_request, toy_request
 
 SCORED = [
     PruningStrategy.ATTENTION,
@@ -110,8 +103,6 @@ async def test_more_layers_than_the_model_has_are_refused() -> None:
     with pytest.raises(ModelLoadError, match="--score-layers is 4, but toy has 3"):
         async with serving_target(ToyModel(), score_layers=4):
             pass
-    with pytest.raises(SettingsError, match="--score-layers is 0"):
-        TargetSettings(model="toy", score_layers=0)
 
 
 async def test_uv_with_all_layers_is_refused_and_the_service_goes_on() -> None:

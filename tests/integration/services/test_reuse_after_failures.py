@@ -42,13 +42,13 @@ async def test_a_prefill_that_is_left_ends_and_keeps_only_what_it_took_over(
 ) -> None:
     model = ToyModel(num_slots=1)
     async with serving_target(model) as (service, client):
-        first = toy_request("who is it?", pruning=pruning)
+        first, left = (toy_request(f"who {verb} it?", pruning=pruning) for verb in ("is", "was"))
         expected = await target_only(client, first)
         engine = backend_of(service).engine
         num_prefills = engine.counters.num_prefills
         gate = Gate(num_pieces)
         model.on_piece = gate
-        async with client.verify(toy_request("who was it?", pruning=pruning)):
+        async with client.verify(left):
             await until(gate.has_arrived.is_set)
         await until(lambda: service.num_streams == 0)
         gate.open()
@@ -56,10 +56,11 @@ async def test_a_prefill_that_is_left_ends_and_keeps_only_what_it_took_over(
         assert not engine._sequences
         assert engine.counters.num_prefills == num_prefills
         model.on_piece = lambda _: None
+        assert (await target_only(client, left)).token_ids
         again = await target_only(client, first)
         assert again.token_ids == expected.token_ids
         assert engine.counters.num_failed == 0
-    assert model.reused[-2:] == [num_shared, num_shared]
+    assert model.reused[-3:] == [num_shared] * 3
 
 
 async def test_a_sequence_left_in_a_forward_ends_and_keeps_what_was_settled_before() -> None:

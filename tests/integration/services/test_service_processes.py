@@ -3,8 +3,6 @@
 import asyncio
 import os
 import signal
-import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -16,18 +14,12 @@ import pytest
 from hippo.errors import HippoError
 from hippo.rpc.client import DraftClient, TargetClient
 from hippo.types import Pace
-from services.target.__main__ import main as target_main
 from tests.support.running.services import ready_client, target_only, text_request
 from tests.support.running.zygote import ForkedProcess, Zygote
 
-ROOT = Path(__file__).parents[3]
-
-
-Child = subprocess.Popen[str] | ForkedProcess
-
 
 @contextmanager
-def ended(child: Child) -> Iterator[Child]:
+def ended(child: ForkedProcess) -> Iterator[ForkedProcess]:
     """Kills the process at the end if it still runs."""
     try:
         yield child
@@ -36,14 +28,14 @@ def ended(child: Child) -> Iterator[Child]:
         child.communicate()
 
 
-def end_of(child: Child, returncode: int) -> str:
+def end_of(child: ForkedProcess, returncode: int) -> str:
     """Its log, once it has ended so."""
     _, log = child.communicate(timeout=60)
     assert child.returncode == returncode, log
     return log
 
 
-def _port(child: Child, port_file: Path) -> int:
+def _port(child: ForkedProcess, port_file: Path) -> int:
     while not port_file.exists():
         assert child.poll() is None, child.communicate()[1]
         time.sleep(0.05)
@@ -62,13 +54,7 @@ def test_a_service_starts_serves_and_stops_in_good_order_on_sigterm(
     core = max(os.sched_getaffinity(0))
     small = ("--slots", "1", "--max-context-length", "256")
     arguments = (*flags, *small, "--served-name", "tiny", "--cpu-core", str(core))
-    child: Child = zygote.start("services.draft", arguments) if service == "draft" else (
-        subprocess.Popen(  # as an operator starts it
-            [sys.executable, "-m", "services.target", *arguments],
-            cwd=ROOT, stderr=subprocess.PIPE, text=True,
-        )
-    )  # fmt: skip
-    with ended(child):
+    with ended(zygote.start(f"services.{service}", arguments)) as child:
         port = _port(child, tmp_path / "port")
 
         async def use() -> None:
@@ -139,19 +125,3 @@ def test_a_device_that_fails_ends_the_service_when_its_answers_have_got_the_erro
     for end in ends:
         assert "failed inside the service" in end or "the service's device has failed" in end
     assert log.count("the device failed: CUDA error: an illegal memory access") == 1
-
-
-@pytest.mark.parametrize(
-    ("flags", "words"),
-    [
-        ((), "--model (or HIPPO_TARGET_MODEL) is required"),
-        (("--model", "m", "--tls-key", "k"), "--tls-cert"),
-        (("--model", "m", "--max-queue", "-1"), "--max-queue"),
-        (("--model", "m", "--score-layers", "0"), "--score-layers is 0"),
-    ],
-)
-def test_unsuitable_settings_are_refused_before_anything_is_loaded(
-    flags: tuple[str, ...], words: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert target_main(flags, {}) == 2
-    assert words in capsys.readouterr().err

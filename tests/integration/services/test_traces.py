@@ -95,9 +95,7 @@ async def serving(
         yield Served(http, receiver)
 
 
-async def test_a_request_is_one_trace_through_gateway_draft_and_target(
-    receiver: Receiver,
-) -> None:
+async def test_a_request_is_one_trace_through_gateway_draft_and_target(receiver: Receiver) -> None:
     async with serving(receiver, target=slow_model()) as served:
         answer = (await served.ask(headers=SAMPLED)).raise_for_status().json()
         spans = await served.trace()

@@ -2,7 +2,6 @@
 
 import gzip
 import io
-import os
 import struct
 import zlib
 
@@ -63,13 +62,6 @@ async def test_an_odd_video_is_decoded(decoder: MediaDecoder, name: str) -> None
         assert levels[:4] == pytest.approx(levels[4:], abs=8)
     elif name not in ("frames one by one", "one frame"):
         assert levels == sorted(levels) and levels[-1] > levels[0]  # it grows brighter
-
-
-@pytest.mark.skipif(not hasattr(os, "sched_getscheduler"), reason="needs Linux' scheduler")
-async def test_an_encoder_leaves_the_priority_of_this_process_alone() -> None:
-    before = os.sched_getscheduler(0)
-    built(VIDEOS["webm av1"])
-    assert os.sched_getscheduler(0) == before
 
 
 @pytest.mark.parametrize("name", IMAGES)

@@ -4,13 +4,7 @@ from pathlib import Path
 from typing import Any
 
 from hippo.models.loading.resolve import import_transformers
-from tests.support.models.checkpoints import (
-    MERGES,
-    TOWER,
-    byte_tokenizer,
-    save_random,
-    text_config,
-)
+from tests.support.models.checkpoints import MERGES, TOWER, byte_tokenizer, save_random, text_config
 
 SPECIAL_TOKENS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>", "<image>", "<video>")
 

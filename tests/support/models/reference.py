@@ -25,10 +25,7 @@ class Reference:
     def __init__(self, folder: Path) -> None:
         transformers = import_transformers()
         self.model = transformers.AutoModelForImageTextToText.from_pretrained(
-            folder,
-            dtype=torch.float32,
-            attn_implementation="eager",
-            experts_implementation="eager",
+            folder, dtype=torch.float32, attn_implementation="eager", experts_implementation="eager"
         ).eval()
         self.processor = transformers.AutoProcessor.from_pretrained(folder)
         self._is_qwen = self.model.config.model_type.startswith("qwen")
@@ -205,9 +202,7 @@ def normalised(processor: Any, pixels: torch.Tensor) -> torch.Tensor:
     return found
 
 
-def arranged(
-    turn: Sequence[str | DecodedMedia],
-) -> tuple[list[ChatMessage], list[DecodedMedia]]:
+def arranged(turn: Sequence[str | DecodedMedia]) -> tuple[list[ChatMessage], list[DecodedMedia]]:
     """A user turn of texts and media, and its media."""
     media = [part for part in turn if isinstance(part, DecodedMedia)]
     numbers = iter(range(len(media)))

@@ -63,9 +63,5 @@ def _facts(file: FileDescriptorProto) -> Iterator[tuple[str, str]]:
 
 
 if __name__ == "__main__":
-    note = {
-        "release": sys.argv[1],
-        "protocol_version": PROTOCOL_VERSION,
-        "facts": facts(spoken()),
-    }
+    note = {"release": sys.argv[1], "protocol_version": PROTOCOL_VERSION, "facts": facts(spoken())}
     RELEASED.write_text(json.dumps(note, indent=1) + "\n", encoding="utf-8")

@@ -29,12 +29,21 @@ DRAFT = (DraftSettings, ("--model", "m"))
         (GATEWAY, "--upload-ttl-s 0", "--upload-ttl-s is 0.0; it must be above 0"),
         (GATEWAY, "--policy fast", "--policy='fast': expected one of adaptive, "),
         (GATEWAY, "--page maybe", "--page='maybe': expected true or false"),
+        *(
+            (GATEWAY, f"--allowed-media-domains {name}", "--allowed-media-domains: expected names")
+            for name in (
+                *("media.example:8000", "https://media.example", "\N{SNOWMAN}.net"),
+                *(".media.example", "*..media.example"),
+            )
+        ),
         (GATEWAY, "--target somewhere", "--target: expected host:port, not 'somewhere'"),
         (TARGET, "--slots 0", "--slots is 0; it must be at least 1"),
         (TARGET, "--slots many", "--slots='many': expected a whole number, or auto"),
         (TARGET, "--max-frames 1", "--max-frames is 1; it must be at least 2"),
         (TARGET, "--decode-seconds 0", "--decode-seconds is 0.0; it must be above 0"),
         (TARGET, "--tls-ca ca.pem", "needs both --tls-cert and --tls-key"),
+        (TARGET, "--max-queue -1", "--max-queue is -1; it must be at least 0"),
+        (TARGET, "--score-layers 0", "--score-layers is 0"),
         (DRAFT, "--decode-mib 63", "--decode-mib is 63; it must be at least 64"),
         (DRAFT, "--max-guessed -1", "--max-guessed is -1; it must be at least 0"),
     ],
@@ -48,6 +57,11 @@ def test_a_wrong_value_is_refused_with_what_would_be_right(
             kind, (*needed, *given.split()), {}, env_prefix="HIPPO", prog="p", description=""
         )
     assert said in caught.value.message
+
+
+@pytest.mark.parametrize("name", ["*.Müller.example", "127.0.0.1", "media.example."])
+def test_a_domain_of_media_may_have_other_letters_or_be_an_address(name: str) -> None:
+    GatewaySettings(target=("t:1",), allowed_media_domains=(name,))
 
 
 def test_a_missing_setting_is_named_by_its_flag_and_variable() -> None:

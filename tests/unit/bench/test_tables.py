@@ -1,12 +1,17 @@
-"""From answers to the rows of tables, and growth of memory."""
+"""From answers to the rows of tables, growth of memory, and what ``bench.all`` would run."""
 
 from pathlib import Path
 
 import pytest
 
+from bench import __main__ as latency
+from bench import all as every
+from bench import load
 from bench.answers.memory import growth
+from bench.answers.systems import systems
 from bench.base.cells import cells
 from bench.base.clips import filmed_clip
+from bench.base.environment import ROOT
 from bench.compare import COLUMNS, compare
 from bench.drafts.levels import best_systems, level
 from bench.drafts.weaker import find_draft
@@ -126,3 +131,19 @@ def test_growth_compares_the_ends_behind_the_warm_up() -> None:
 def test_clips_of_different_numbers_differ() -> None:
     numbers = (0, 1, 255, 256, 257, 512, 1000)
     assert len({filmed_clip(n, width=64, height=64, num_frames=2) for n in numbers}) == len(numbers)
+
+
+@pytest.mark.parametrize("name", every.BENCHMARKS)
+def test_each_command_is_one_that_its_module_takes(name: str) -> None:
+    module, *arguments = every.command_of(name)
+    args = {"bench": latency, "bench.load": load}[module]._parse(arguments)
+    assert args.out == (every.OUT / f"{name}.json").relative_to(ROOT)
+    if module == "bench" and args.systems:
+        assert latency._chosen(args.systems, systems("none", 0.0))
+
+
+def test_nothing_is_run_to_list_it(capsys: pytest.CaptureFixture[str]) -> None:
+    assert every.main(["--list", "--only", "load"]) == 0
+    assert "bench/out/load.json" in capsys.readouterr().out
+    with pytest.raises(SystemExit):
+        every.main(["--only", "none"])

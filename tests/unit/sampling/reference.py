@@ -80,10 +80,7 @@ def survivors(scaled: Sequence[float], params: SamplingParams) -> set[int]:
 
 
 def token(
-    logits: torch.Tensor,
-    params: SamplingParams,
-    prompt: Sequence[int],
-    output: Sequence[int],
+    logits: torch.Tensor, params: SamplingParams, prompt: Sequence[int], output: Sequence[int]
 ) -> int:
     """The token of completion index ``len(output)``."""
     row = penalised(logits, params, prompt, output)

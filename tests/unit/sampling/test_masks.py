@@ -214,11 +214,7 @@ MANY_OPTIONAL = json.dumps(
     ],
 )
 def test_a_grammar_that_grows_too_complex_ends_only_an_answer_that_follows_it(
-    compiler: GrammarCompiler,
-    grammar: str,
-    text: str,
-    reason: str,
-    monkeypatch: pytest.MonkeyPatch,
+    compiler: GrammarCompiler, grammar: str, text: str, reason: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("hippo.grammars.limits._MAX_LEXER_STATES", 100)
     ids = _ids(text)

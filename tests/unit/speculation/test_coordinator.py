@@ -40,16 +40,6 @@ def test_a_block_of_an_older_epoch_goes_no_further() -> None:
     assert coordinator.stats.num_dropped_tokens == 3
 
 
-def test_a_changed_pace_is_told_once_to_both() -> None:
-    policy = FixedPolicy(PACE)
-    coordinator = Coordinator(policy)
-    policy.pace = serial_pace(2)
-    told = coordinator.on_block(Block(0, 0, (1,)), 0)[1:]
-    assert told == [ToTarget(serial_pace(2)), ToDraft(serial_pace(2))]
-    assert coordinator.pace == serial_pace(2)
-    assert len(coordinator.on_block(Block(0, 1, (1,)), 0)) == 1
-
-
 def test_nobody_is_told_of_a_pace_that_is_the_same_for_it() -> None:
     first = Pace(StepLimits(1, 8, 10), StepLimits(2, 8, 10), max_ahead=16, block_size=2)
     waits_longer = dataclasses.replace(first, optimistic=StepLimits(1, 8, 20))

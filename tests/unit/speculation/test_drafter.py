@@ -20,11 +20,7 @@ def make_pace(*, max_ahead: int = 8, block_size: int = 1, num_first: int = 1) ->
 
 
 def make_drafter(
-    *,
-    pace: Pace | None = None,
-    first_id: int = 10,
-    prompt: Sequence[int] = (),
-    **options: Any,
+    *, pace: Pace | None = None, first_id: int = 10, prompt: Sequence[int] = (), **options: Any
 ) -> Drafter:
     given: dict[str, Any] = {"max_tokens": 100, "end_token_ids": [END], **options}
     drafter = Drafter(pace=pace or make_pace(), **given)

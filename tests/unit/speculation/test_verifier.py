@@ -65,18 +65,6 @@ def test_the_prefills_token_is_compared_with_the_drafts_first() -> None:
     assert len(verifier._run) == 1
 
 
-def test_a_block_accepted_whole_settles_one_token_more() -> None:
-    verifier = make_verifier()
-    verifier.add_block(block(11, 12))
-    step = start(verifier)
-    assert (step.start_index, step.token_ids, step.num_guessed) == (0, (10, 11, 12), 2)
-    verdict = finish(verifier, step, [11, 12, 13])
-    assert verdict.token_ids == (11, 12, 13)
-    assert (verdict.start_index, verdict.num_accepted_tokens) == (1, 2)
-    assert not verdict.is_rejection
-    assert list(verifier.committed_ids) == [10, 11, 12, 13]
-
-
 def test_the_targets_own_token_keeps_the_run_alive_if_the_draft_has_it_too() -> None:
     verifier = make_verifier()
     verifier.add_block(block(11, 12))
@@ -87,19 +75,15 @@ def test_the_targets_own_token_keeps_the_run_alive_if_the_draft_has_it_too() -> 
     assert start(verifier).token_ids == (13, 14)
 
 
-def test_each_wait_is_counted_from_the_end_of_the_step_before() -> None:
-    verifier = make_verifier(optimistic=StepLimits(1, 8, 500))
-    assert verifier.next_step(0) == Wait(500)
-    verify(verifier, 11, now_ns=600)
-    assert verifier.next_step(700) == Wait(1200)
-
-
 def test_the_wait_counts_from_when_the_device_was_free() -> None:
     verifier = make_verifier(optimistic=StepLimits(2, 8, 1000))
     assert verifier.next_step(5_000) == Wait(6_000)
     verifier.add_block(block(11))
     assert verifier.next_step(5_900) == Wait(6_000)
-    assert start(verifier, 6_000).token_ids == (10, 11)
+    step = start(verifier, 6_000)
+    assert step.token_ids == (10, 11)
+    finish(verifier, step, (12, 13))
+    assert verifier.next_step(6_500) == Wait(7_000)  # of a run that broke
 
 
 def test_the_next_run_is_compared_with_what_reuse_settled() -> None:
@@ -181,32 +165,6 @@ NO_WAIT = {"optimistic": StepLimits(0, 8, 0), "conservative": StepLimits(0, 1, 0
             None,
             id="a branch of another token gives way to the broken run",
         ),
-    ],
-)  # fmt: skip
-def test_verdicts_and_the_next_step(
-    options: dict[str, Any], events: list[Any], expected: tuple[int, ...] | None
-) -> None:
-    follow(make_verifier(**options), events, expected)
-
-
-def follow(verifier: Verifier, events: list[Any], expected: tuple[int, ...] | None) -> None:
-    """The events are messages, the target's tokens of a step, and what its verdict tells; the ids
-    of the step behind them are expected, or a wait (None)."""
-    for event in events:
-        if isinstance(event, tuple):
-            verdict = verify(verifier, *event, now_ns=2000)
-        elif isinstance(event, dict):
-            assert {name: getattr(verdict, name) for name in event} == event
-        else:
-            verifier.receive(event)
-    step = verifier.next_step(0)
-    assert (step.token_ids if isinstance(step, Step) else None) == expected
-    assert isinstance(step, Wait) == (expected is None)
-
-
-@pytest.mark.parametrize(
-    ("options", "events", "expected"),
-    [
         pytest.param(PATIENT, [block(11, is_exhausted=True)], (10, 11), id="exhausted"),
         pytest.param(PATIENT, [block(11, END)], (10, 11, END), id="the draft's end"),
         pytest.param(PATIENT, [NOTHING_MORE], (10,), id="exhausted before a token"),
@@ -249,8 +207,20 @@ def follow(verifier: Verifier, events: list[Any], expected: tuple[int, ...] | No
         ),
         pytest.param(REUSES | AT_ONCE, [(21,), LATE], (21, 31), id="the branch of a late block"),
     ],
-)
-def test_the_next_step(
+)  # fmt: skip
+def test_verdicts_and_the_next_step(
     options: dict[str, Any], events: list[Any], expected: tuple[int, ...] | None
 ) -> None:
-    follow(make_verifier(**options), events, expected)
+    """The events are messages, the target's tokens of a step, and what its verdict tells; the ids
+    of the step behind them are expected, or a wait (None)."""
+    verifier = make_verifier(**options)
+    for event in events:
+        if isinstance(event, tuple):
+            verdict = verify(verifier, *event, now_ns=2000)
+        elif isinstance(event, dict):
+            assert {name: getattr(verdict, name) for name in event} == event
+        else:
+            verifier.receive(event)
+    step = verifier.next_step(0)
+    assert (step.token_ids if isinstance(step, Step) else None) == expected
+    assert isinstance(step, Wait) == (expected is None)

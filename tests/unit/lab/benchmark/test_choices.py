@@ -7,12 +7,7 @@ from hippo.lab.benchmark.choices import choice_in
 COLOURS = ("red", "dark blue", "blue", "green")
 NUMBERS = ("5", "-5", "5.5", "50")
 LANGUAGES = ("C", "C++")
-SENTENCES = (
-    "A man walks a dog",
-    "A man runs",
-    "A woman walks a dog",
-    "None of the above",
-)
+SENTENCES = ("A man walks a dog", "A man runs", "A woman walks a dog", "None of the above")
 
 
 @pytest.mark.parametrize(

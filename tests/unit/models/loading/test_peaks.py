@@ -177,8 +177,6 @@ def test_videos_and_images_are_read_within_the_margin(
         deque(model.prefill(0, prompt, visual, None, tap and dataclasses.replace(tap)), maxlen=1)
     working = DTYPES[dtype]
     margin = find_shape(str(folder)).work_bytes(
-        prompt.length,
-        bytes_each=working.itemsize,
-        cache_each=cache_dtype(working, CPU).itemsize,
+        prompt.length, bytes_each=working.itemsize, cache_each=cache_dtype(working, CPU).itemsize
     )
     assert least <= trace.peak_bytes / margin <= 1, "the peak of a whole prefill by its margin"

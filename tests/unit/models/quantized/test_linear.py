@@ -33,7 +33,7 @@ def processor(request: pytest.FixtureRequest) -> Iterator[str]:
 @pytest.mark.usefixtures("processor")
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("has_bias", [True, False])
-@pytest.mark.parametrize("rows", [(1,), (2,), (5,), (16,), (200,), (2, 5), (1, 7, 3)])
+@pytest.mark.parametrize("rows", [(1,), (5,), (16,), (200,), (1, 7, 3)])
 def test_a_product_equals_torchs(rows: tuple[int, ...], has_bias: bool, dtype: torch.dtype) -> None:
     torch.manual_seed(0)
     weight = torch.randn(48, 64).to(dtype)

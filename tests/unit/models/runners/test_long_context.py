@@ -61,9 +61,7 @@ def test_a_step_writes_more_after_8000_tokens_only_into_one_mask_of_its_few_rows
     assert sum(grown.values()) <= 3 * mask_bytes(filled, num_rows)
 
 
-def test_steps_of_several_sequences_write_more_only_into_one_mask(
-    filled: CachedModel,
-) -> None:
+def test_steps_of_several_sequences_write_more_only_into_one_mask(filled: CachedModel) -> None:
     rows = {slots: [SequenceRows(slot, 0, (5,)) for slot in slots] for slots in ((0, 1), (2, 3))}
     for step in rows.values():
         filled.forward(StepPlan(tuple(step)))  # clears what is not defined, for many steps to come
