@@ -1,0 +1,164 @@
+"""Trees of candidates against chains, replayed on recorded answers: ``python -m
+bench.predicted.trees bench/out/trees/*.jsonl``.
+
+The files are what `python -m bench.drafts.agreement --choices` writes, one for each draft, kind of
+prompt and temperature; those of one draft and temperature make one row. Each row compares decoding
+by the best chain (adaptive, serial and vpsd at their best lengths) with trees of up to 8 to 64
+nodes, on the step times of a pair on H200s, or of the bundled pair on two cores
+(docs/results.json). A gain is how many times as fast a tree decodes as the best chain, the mean
+over clips with its 95 % interval. Both have the draft's guesses unless ``--no-guesses``.
+"""
+
+import json
+import statistics
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from bench.base.environment import ROOT
+from bench.base.options import names, parser_of
+from bench.pruning.speed import MeasuredForward
+from hippo.client.figures import spread
+from hippo.client.tables import interval, markdown
+from hippo.lab.simulation.machine import ForwardTime, Machine
+from hippo.lab.simulation.pairs import find_pair
+from hippo.lab.simulation.recorded import Recording, read_recordings, replay_chain, resized
+from hippo.lab.simulation.replay import PolicyChoice
+from hippo.lab.simulation.tree_replay import TreeReplay, TreeShape
+from hippo.lab.simulation.trees import Experience
+from hippo.speculation.estimates import PairTimes
+
+NODES = (8, 16, 32, 64)
+HEAD = (
+    *("machine", "devices", "draft, T", "agreement", "serial (γ)", "vpsd (γ)", "adaptive"),
+    *(f"tree of {num}" for num in NODES),
+    *("nodes verified", "gain of 16", "gain of 32"),
+)
+_GAMMAS = {"serial": (4, 6, 8, 12), "vpsd": (4, 6, 8)}
+_GUESSED = 4  # the draft service's default
+_DRAFT_ROW = 0.05  # of a step, on a core: a row of the draft
+
+Replay = Callable[[Recording], float]
+"""Decode time of an answer in milliseconds."""
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Prints the table, a row as soon as it is known."""
+    parser = parser_of("bench.predicted.trees", __doc__)
+    parser.add_argument("files", nargs="+", type=Path)
+    default = ["qwen-3b-32b", "qwen-7b-72b-nf4", "cores"]
+    parser.add_argument("--machines", type=names, default=default, help="pairs, or cores")
+    parser.add_argument("--devices", type=names, default=["1", "2"], help="1, 2")
+    parser.add_argument("--num-clips", type=int, default=10, help="of each file")
+    parser.add_argument("--no-guesses", action="store_true", help="the draft feeds no guesses")
+    args = parser.parse_args(argv)
+    rows, console = [], Console()
+    for machine in args.machines:
+        for devices in args.devices if machine != "cores" else ["2"]:
+            for title, recordings in recorded_by_draft(args.files, args.num_clips).items():
+                guessed = 0 if args.no_guesses else _GUESSED
+                rows.append(row(machine, devices == "1", title, recordings, guessed))
+                console.print(" | ".join(rows[-1]), soft_wrap=True, highlight=False)
+    console.print(markdown(HEAD, rows, num_names=3), soft_wrap=True)
+
+
+def recorded_by_draft(files: Sequence[Path], num_clips: int) -> dict[str, list[Recording]]:
+    """Returns the first clips of the files by draft and temperature."""
+    found: dict[str, list[Recording]] = {}
+    for path in files:
+        recordings = read_recordings(path)[:num_clips]
+        first = json.loads(path.read_text(encoding="utf-8").splitlines()[0])
+        found.setdefault(f"{first['draft']}, {first['temperature']:g}", []).extend(recordings)
+    return found
+
+
+def two_cores() -> Machine:
+    """Returns the times of the bundled pair on two cores, of the latest `bench.pruning ratio`;
+    beyond 32 rows a line through the last two."""
+    results = json.loads((ROOT / "docs/results.json").read_text(encoding="utf-8"))
+    times: dict[str, Any] = results["ratio"]["step_times"]
+    target = {int(rows): ms for rows, ms in times["target_ms"].items()}
+    target[128] = target[32] + 96 * (target[32] - target[16]) / 16
+    draft_ms = times["draft_step_ms"]["0.9"]
+    return Machine(
+        name="two cores", target=MeasuredForward(target),
+        draft=ForwardTime(one_row_ms=draft_ms, row_ms=_DRAFT_ROW * draft_ms),
+        leg_ms=0.25, draft_message_ms=0.2, target_message_ms=0.065,
+    )  # fmt: skip
+
+
+def row(
+    name: str, is_shared: bool, title: str, recordings: Sequence[Recording], guessed: int
+) -> tuple[str, ...]:
+    """Returns a row below ``HEAD``; ``is_shared``: one device for both models."""
+    machine, label = two_cores(), "bundled pair, two cores"
+    if name != "cores":
+        pair = find_pair(name)
+        machine, label = pair.machine(), pair.title
+        recordings = [
+            resized(each, pair.num_prompt_tokens, pair.num_draft_tokens) for each in recordings
+        ]
+
+    def chain(policy: PolicyChoice) -> Replay:
+        times = PairTimes(takes_turns=is_shared)
+        return lambda each: (
+            replay_chain(policy, each, machine, times=times, max_guessed=guessed).decode_ns / 1e6
+        )
+
+    off = _times(chain(PolicyChoice("off")), recordings)
+    cells, chains = [], [_times(chain(PolicyChoice("adaptive")), recordings)]
+    for policy in ("serial", "vpsd"):
+        if is_shared and policy == "vpsd":
+            cells.append("-")  # needs both at once
+            continue
+        tried = [
+            (_times(chain(PolicyChoice(policy, gamma)), recordings), gamma)
+            for gamma in _GAMMAS[policy]
+        ]
+        best, gamma = min(tried, key=lambda each: sum(each[0]))
+        cells.append(f"{sum(off) / sum(best):.2f} ({gamma})")
+        chains.append(best)
+    cells.append(f"{sum(off) / sum(chains[0]):.2f}")
+    best = min(chains, key=sum)
+    trees, means = {}, {}
+    for num in NODES:
+        shape = TreeShape(most_nodes=num, takes_turns=is_shared, has_guesses=guessed > 0)
+        trees[num], means[num] = tree_times(recordings, machine, shape)
+        cells.append(f"{sum(off) / sum(trees[num]):.2f}")
+    agreement = statistics.fmean(each.agreement for each in recordings)
+    return (
+        *(label, "1" if is_shared else "2", title, f"{agreement:.1%}", *cells, f"{means[64]:.1f}"),
+        *(_gain(best, trees[num]) for num in (16, 32)),
+    )
+
+
+def tree_times(
+    recordings: Sequence[Recording], machine: Machine, shape: TreeShape
+) -> tuple[list[float], float]:
+    """Returns the decode time of each answer, after the first was answered once to learn, and the
+    mean number of nodes in a forward."""
+    experience, verified = Experience(), [0, 0]
+
+    def replay(each: Recording) -> float:
+        found = TreeReplay(each, machine.costs(), shape, experience)
+        decode_ns = found.run().decode_ns
+        verified[0] += found.num_nodes
+        verified[1] += found.outcome.num_events
+        return decode_ns / 1e6
+
+    return _times(replay, recordings), verified[0] / verified[1]
+
+
+def _times(replay: Replay, recordings: Sequence[Recording]) -> list[float]:
+    replay(recordings[0])
+    return [replay(each) for each in recordings]
+
+
+def _gain(chain: Sequence[float], tree: Sequence[float]) -> str:
+    return interval(spread([a / b for a, b in zip(chain, tree, strict=True)]))
+
+
+if __name__ == "__main__":
+    main()
