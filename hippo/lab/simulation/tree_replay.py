@@ -59,10 +59,10 @@ class TreeReplay(Clock):
         self._verified_ns = 0.0
         self._has_begun = False  # the draft's prefill is over
         self._is_turn = False  # of the target, if they take turns
-        self._wakes: set[float] = set()
+        self._wakes_at = 0.0  # when the target's wait ends
         self.outcome = Outcome()
-        self.num_nodes = 0  # verified
-        self.num_found = 0  # rejected forwards whose own token was in the tree
+        # Of each forward the begin, the number of tokens settled before, and the nodes' tokens.
+        self.forwards: list[tuple[float, int, tuple[int, ...]]] = []
 
     def run(self) -> Outcome:
         """Runs to the end of the answer."""
@@ -90,33 +90,33 @@ class TreeReplay(Clock):
             ranked.append(each)
             if len(ranked) == self._shape.most_nodes:
                 break
-        num, value = choose_nodes(ranked, self._forward_ns, self._speed, self._shape.most_nodes)
-        if not self._shape.takes_turns and self._should_wait(ranked, value):
+        if not self._shape.takes_turns and self._should_wait(ranked):
             return
+        num = choose_nodes(ranked, self._forward_ns, self._speed)
         nodes = [node for _, node in ranked[:num]]
-        self.num_nodes += num
+        tokens = tuple(node.token for _, node in ranked[:num])
+        self.forwards.append((self.now, len(self._ids), tokens))
         self._target.run(self._forward_ns(num + 1), partial(self._finish_target, nodes))
 
-    def _should_wait(self, ranked: list[tuple[float, Node]], value: float) -> bool:
-        """Whether the draft's next step is worth more than the time until it is here."""
+    def _should_wait(self, ranked: list[tuple[float, Node]]) -> bool:
+        """Whether the draft's next step is worth more than the time until it is here; the target
+        waits for a forward's time at most."""
+        until = self._verified_ns + self._forward_ns(1)
+        if self.now >= until:
+            return False
         gain = max((reach for reach, node in ranked if not node.is_expanded), default=0.0)
         if not self._root.is_expanded:
             gain = 1.0 - max((each.chance for each in self._root.children), default=0.0)
-        leg, step = self._costs.leg_ns(), self._draft_ns(1)
-        delay = 2 * leg
+        leg = self._costs.leg_ns()
+        delay = 2 * leg + self._draft_ns(1)
         if self._seen is not self._root:
             delay += max(2 * leg - (self.now - self._verified_ns), 0.0)
-        delay += step
-        gain *= self._known.covered.rate * self._shape.patience
-        if self.now - self._verified_ns > self._forward_ns(1):
-            return False  # as long as a forward: the draft is late
-        wake = self._verified_ns + self._forward_ns(1)
-        if gain > self._speed * delay:
-            if wake > self.now and wake not in self._wakes:
-                self._wakes.add(wake)
-                self.call_at(wake + 1, self._drive_target)
-            return True
-        return False
+        if self._shape.patience * self._known.covered.rate * gain <= self._speed * delay:
+            return False
+        if self._wakes_at != until:
+            self._wakes_at = until
+            self.call_at(until, self._drive_target)
+        return True
 
     def _finish_target(self, nodes: list[Node]) -> None:
         self._is_turn = False
@@ -135,16 +135,20 @@ class TreeReplay(Clock):
         """Settles the accepted nodes and the target's own token behind the last of them."""
         output = self._recording.output
         for node in accepted:
-            self._learn(node)
             assert node.parent is not None
             node.parent.settled = node
         token = output[last.index + 1]
         root = last.child(token)
-        self.num_found += root is not None
         if root is None:
             root = Node(token, last.index + 1, last, 1.0)
         last.settled = root
-        self._learn(root)
+        for node in (*accepted, root):
+            self._learn(node)
+            assert node.parent is not None
+            for each in node.parent.children:
+                if each.grafted:
+                    rates = self._known.broken_first, self._known.broken_later
+                    rates[each.grafted - 1].observe_outcomes([each is node])
         if self._shape.has_broken_runs and not root.children and last.children:
             others = [each for each in last.children if each is not root]
             if others and not root.is_expanded:
@@ -158,7 +162,6 @@ class TreeReplay(Clock):
             self.outcome.first_token_ns = self.now
         self._verified_ns = self.now
         self.outcome.decode_ns = self.now - self.outcome.first_token_ns
-        self.outcome.num_events += 1
         self._target.occupy(self._costs.target_message_ns + self._costs.target_scheduling_ns())
         self._send(partial(self._reach_draft, root))
         if not self._shape.takes_turns or last is self._start:
@@ -174,10 +177,6 @@ class TreeReplay(Clock):
             self._known.calibration.observe(each.bucket, each is right)
         if named:
             self._known.covered.observe_outcomes([right in named])
-        for each in parent.children:
-            if each.grafted:
-                rates = self._known.broken_first, self._known.broken_later
-                rates[each.grafted - 1].observe_outcomes([each is right])
 
     # The draft.
 
@@ -197,6 +196,7 @@ class TreeReplay(Clock):
         if not chosen:
             if self._shape.takes_turns:
                 self._is_turn = True
+                self._draft.occupy(self._costs.draft_message_ns)
                 self._send(self._reach_target)
             return
         fed, node = 0, chosen[0].parent
@@ -211,15 +211,16 @@ class TreeReplay(Clock):
     def _leaves(self) -> list[tuple[float, Node]]:
         """Returns the nodes that can be extended, the likeliest first."""
         ends = self._recording.end_token_ids
-        leaves, most = [], self._shape.most_ahead
+        shape, leaves = self._shape, []
+        most = shape.most_nodes - 1 if shape.takes_turns else shape.most_ahead
         if not self._seen.is_expanded and not self._seen.is_fed:
             leaves.append((1.0, self._seen))
         for num, (reach, node) in enumerate(best_first(self._seen)):
-            if reach < self._shape.least_reach or num > most:
+            if reach < shape.least_reach or num >= most:
                 break
             if not node.is_fed and node.token not in ends:
                 leaves.append((reach, node))
-                if len(leaves) >= self._shape.most_leaves:
+                if len(leaves) >= shape.most_leaves:
                     break
         return leaves
 

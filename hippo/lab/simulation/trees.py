@@ -113,16 +113,16 @@ def best_first(
 
 
 def choose_nodes(
-    ranked: Sequence[tuple[float, Node]], cost_ns: Callable[[int], float], speed: float, most: int
-) -> tuple[int, float]:
-    """Returns how many of the ranked nodes a forward verifies best, and the tokens it then settles
-    beyond what its time is worth at the ``speed``."""
+    ranked: Sequence[tuple[float, Node]], cost_ns: Callable[[int], float], speed: float
+) -> int:
+    """Returns how many of the ranked nodes a forward best verifies: its tokens less what its time
+    is worth at the ``speed``, in tokens a nanosecond, are most."""
     best, value, tokens = 0, 1 - speed * cost_ns(1), 1.0
-    for num, (reach, _) in enumerate(ranked[:most], 1):
+    for num, (reach, _) in enumerate(ranked, 1):
         tokens += reach
         if (found := tokens - speed * cost_ns(num + 1)) > value:
             best, value = num, found
-    return best, value
+    return best
 
 
 def graft(root: Node, dead: Node, output: Sequence[int], experience: Experience) -> None:
