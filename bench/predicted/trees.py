@@ -64,13 +64,17 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--devices", type=names, default=["1", "2"], help="1, 2")
     parser.add_argument("--num-clips", type=int, default=8, help="of each file")
     parser.add_argument("--no-guesses", action="store_true", help="the draft feeds no guesses")
+    parser.add_argument("--num-choices", type=int, default=3, help="1: trees of one path")
     args = parser.parse_args(argv)
     rows, console = [], Console()
     for machine in args.machines:
         for devices in args.devices if machine != "cores" else ["2"]:
             for title, recordings in recorded_by_draft(args.files, args.num_clips).items():
-                guessed = 0 if args.no_guesses else _GUESSED
-                rows.append(row(machine, devices == "1", title, recordings, guessed))
+                shape = TreeShape(
+                    most_nodes=0, num_choices=args.num_choices, takes_turns=devices == "1",
+                    has_guesses=not args.no_guesses,
+                )  # fmt: skip
+                rows.append(row(machine, title, recordings, shape))
                 console.print(" | ".join(rows[-1]), soft_wrap=True, highlight=False)
     console.print(markdown(HEAD, rows, num_names=3), soft_wrap=True)
 
@@ -101,9 +105,10 @@ def two_cores() -> Machine:
 
 
 def row(
-    name: str, is_shared: bool, title: str, recordings: Sequence[Recording], guessed: int
+    name: str, title: str, recordings: Sequence[Recording], shape: TreeShape
 ) -> tuple[str, ...]:
-    """Returns a row below ``HEAD``; ``is_shared``: one device for both models."""
+    """Returns a row below ``HEAD`` for trees of a ``shape`` but for its number of nodes."""
+    is_shared, guessed = shape.takes_turns, _GUESSED if shape.has_guesses else 0
     machine, label = two_cores(), "bundled pair, two cores"
     if name != "cores":
         pair = find_pair(name)
@@ -129,8 +134,8 @@ def row(
     best = min(fixed, adaptive, key=sum)
     trees, means = {}, {}
     for num in NODES:
-        shape = TreeShape(most_nodes=num, takes_turns=is_shared, has_guesses=guessed > 0)
-        trees[num], means[num] = tree_times(recordings, machine, shape)
+        sized = dataclasses.replace(shape, most_nodes=num)
+        trees[num], means[num] = tree_times(recordings, machine, sized)
         cells.append(f"{sum(off) / sum(trees[num]):.2f}")
     agreement = statistics.fmean(each.agreement for each in recordings)
     return (
