@@ -25,6 +25,9 @@ from hippo.lab.simulation.trees import (
 )
 
 
+_NEW = 0.05  # weight of a draft step in the mean of its levels
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TreeShape:
     """Limits of a tree: nodes of a target forward, leaves that a draft forward extends, choices
@@ -229,7 +232,8 @@ class TreeReplay(Clock):
         the target's turn is worth more."""
         best, value, total = 0, 0.0, 0.0
         for num, (reach, _) in enumerate(leaves, 1):
-            total += reach
+            # Guesses extend the likeliest leaf by several tokens in one step.
+            total += reach * (self._known.levels if num == 1 else 1.0)
             gain = self._known.covered.rate * total
             if self._shape.takes_turns:
                 found = gain - self._speed * self._draft_ns(num)
@@ -250,7 +254,7 @@ class TreeReplay(Clock):
         ready = 0.0 if self._shape.takes_turns else self.now + 2 * self._costs.leg_ns()
         for node in chosen:
             self._name(node, ready)
-        node = chosen[0]
+        node, num_levels = chosen[0], 1
         for token in guess:
             child = node.child(token)
             if child is None or child.is_fed or token in self._recording.end_token_ids:
@@ -258,6 +262,8 @@ class TreeReplay(Clock):
             child.is_fed = True
             self._name(child, ready)
             node = child
+            num_levels += 1
+        self._known.levels += _NEW * (num_levels - self._known.levels)
         self._tell()
         self._drive_draft()
 

@@ -82,6 +82,7 @@ class Experience:
     covered: Acceptance = field(default_factory=Acceptance)  # any of a node's children is right
     broken_first: Acceptance = field(default_factory=Acceptance)
     broken_later: Acceptance = field(default_factory=Acceptance)
+    levels: float = 1.0  # by which a draft step extends its likeliest leaf, mean
     tokens: float = 0.0
     time_ns: float = 0.0
 
