@@ -24,7 +24,6 @@ from hippo.lab.simulation.trees import (
     graft,
 )
 
-
 _NEW = 0.05  # weight of a draft step in the mean of its levels
 
 

@@ -31,18 +31,18 @@ def recording(seed: int, agreement: float = 0.8, num_tokens: int = 60) -> Record
     of three cases its second or third."""
     rng = random.Random(seed)
     output = (*(rng.randrange(20) for _ in range(num_tokens - 1)), _END)
-    top = []
+    top: list[Choices] = []
     for token in output:
         others = rng.sample([each for each in range(20, 40) if each != token], 3)
         place = 0 if rng.random() < agreement else rng.randrange(1, 4)
         ids = [*others[:place], token, *others[place:]][:3]
         top.append(tuple(zip(ids, (0.7, 0.2, 0.05), strict=True)))
-    broken: dict[int, tuple[Choices, ...]] = {
-        index: top[index + 1 : index + 4 : 1]
+    broken = {
+        index: tuple(top[index + 1 : index + 4])
         for index, (choices, token) in enumerate(zip(top, output, strict=True))
         if choices[0][0] != token and rng.random() < 0.5
-    }  # fmt: skip
-    return Recording(output, tuple(top), {k: tuple(run) for k, run in broken.items()})
+    }
+    return Recording(output, tuple(top), broken)
 
 
 def replay(
