@@ -13,7 +13,6 @@ chain, the mean over clips with its 95 % interval. Both have the draft's guesses
 import dataclasses
 import functools
 import json
-import statistics
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -35,9 +34,8 @@ from hippo.speculation.estimates import PairTimes
 
 NODES = (8, 16, 32, 64)
 HEAD = (
-    *("pair", "devices", "draft, T (agreement)", "fixed (γ)", "adaptive"),
-    *(f"tree of {num}" for num in NODES),
-    *("nodes of 64", "gain of 32"),
+    *("pair", "devices", "draft, T", "fixed (γ)", "adaptive"),
+    *(f"trees of {'/'.join(map(str, NODES))}", "gain of 32"),
 )
 _FIXED = {True: ("serial", (5, 8, 12)), False: ("vpsd", (5, 7))}
 """The published policy for one device or two, and its draft lengths, of which the best counts."""
@@ -70,7 +68,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--no-guesses", action="store_true", help="the draft feeds no guesses")
     parser.add_argument("--num-choices", type=int, default=3, help="1: trees of one path")
     args = parser.parse_args(argv)
-    rows, console = [], Console()
+    rows, console = list[tuple[str, ...]](), Console()
     for machine in args.machines:
         for devices in args.devices if machine != "cores" else ["2"]:
             for title, recordings in recorded_by_draft(args.files, args.num_clips).items():
@@ -113,10 +111,10 @@ def row(
 ) -> tuple[str, ...]:
     """Returns a row below ``HEAD`` for trees of a ``shape`` but for its number of nodes."""
     is_shared, guessed = shape.takes_turns, _GUESSED if shape.has_guesses else 0
-    machine, label = two_cores(), "bundled pair, two cores"
+    machine = two_cores()
     if name != "cores":
         pair = find_pair(name)
-        machine, label = pair.machine(), pair.title
+        machine = pair.machine()
         machine = dataclasses.replace(
             machine, target=KnownTimes(machine.target), draft=KnownTimes(machine.draft)
         )
@@ -137,33 +135,21 @@ def row(
     fixed, gamma = min(tried, key=lambda each: sum(each[0]))
     cells = [f"{sum(off) / sum(fixed):.2f} ({gamma})", f"{sum(off) / sum(adaptive):.2f}"]
     best = min(fixed, adaptive, key=sum)
-    trees, means = {}, {}
-    for num in NODES:
-        sized = dataclasses.replace(shape, most_nodes=num)
-        trees[num], means[num] = tree_times(recordings, machine, sized)
-        cells.append(f"{sum(off) / sum(trees[num]):.2f}")
-    agreement = statistics.fmean(each.agreement for each in recordings)
-    return (
-        *(label, "1" if is_shared else "2", f"{title} ({agreement:.1%})"),
-        *(*cells, f"{means[64]:.1f}", _gain(best, trees[32])),
+    trees = {
+        num: tree_times(recordings, machine, dataclasses.replace(shape, most_nodes=num))
+        for num in NODES
+    }
+    cells.append("/".join(f"{sum(off) / sum(times):.2f}" for times in trees.values()))
+    return name, "1" if is_shared else "2", title, *cells, _gain(best, trees[32])
+
+
+def tree_times(recordings: Sequence[Recording], machine: Machine, shape: TreeShape) -> list[float]:
+    """Returns the decode time of each answer, after the first was answered once to learn."""
+    known = Experience()
+    return _times(
+        lambda each: TreeReplay(each, machine.costs(), shape, known).run().decode_ns / 1e6,
+        recordings,
     )
-
-
-def tree_times(
-    recordings: Sequence[Recording], machine: Machine, shape: TreeShape
-) -> tuple[list[float], float]:
-    """Returns the decode time of each answer, after the first was answered once to learn, and the
-    mean number of nodes in a forward."""
-    experience, verified = Experience(), [0, 0]
-
-    def replay(each: Recording) -> float:
-        found = TreeReplay(each, machine.costs(), shape, experience)
-        decode_ns = found.run().decode_ns
-        verified[0] += sum(len(tokens) for *_, tokens in found.forwards)
-        verified[1] += len(found.forwards)
-        return decode_ns / 1e6
-
-    return _times(replay, recordings), verified[0] / verified[1]
 
 
 def _times(replay: Replay, recordings: Sequence[Recording]) -> list[float]:
