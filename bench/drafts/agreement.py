@@ -7,7 +7,10 @@ machine's speed. Printed are the agreement, and of the wrong tokens the share of
 second choice is right (``_SECOND_RIGHT`` of the simulator); for greedy answers, also the share
 after which the draft goes on with the target's next token nevertheless (``_FIT``), and at a
 temperature, the agreement at each sharpness of the draft's choices. The file has one line of JSON
-per clip.
+per clip. With ``--choices`` a line also has the answer (``output``), for each of its tokens the
+draft's three likeliest with their chances (``top``), and what the draft says behind each wrong
+first choice (``broken``), at the sharpness that was best for the clips before; `python -m
+bench.predicted.trees` replays these.
 """
 
 import json
@@ -23,6 +26,7 @@ from tokenizers import Tokenizer
 
 from bench.base.clips import ClipFile, held_out_clips
 from bench.base.options import add_out, names, parser_of
+from bench.drafts.choices import broken_runs, choices_of
 from bench.drafts.teacher import MAX_TOKENS, target_output
 from bench.drafts.weaker import BUNDLED, HELP, find_draft
 from demo.world.clips import read_facts
@@ -40,7 +44,7 @@ from hippo.models.interface.plan import LoadPlan
 from hippo.models.load import load_model
 from hippo.pruning.select import VisualScores, default_score_layers, select_tokens
 from hippo.sampling.sampler import TokenSampler, unpack_proposals
-from hippo.speculation.sharpness import SHARPNESSES, SharpnessByTemperature
+from hippo.speculation.sharpness import SHARPNESSES, Sharpness
 from hippo.types import (
     ChatMessage,
     FramePlan,
@@ -63,6 +67,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--dtypes", type=names, default=["float32", "bfloat16", "float16"])
     parser.add_argument("--num-clips", type=int, default=20)
     parser.add_argument("--temperature", type=float, default=0.0)
+    parser.add_argument("--choices", action="store_true", help="record three choices a token")
     add_out(parser, "agreement.jsonl")
     args = parser.parse_args(argv)
     console = Console()
@@ -76,11 +81,14 @@ def main(argv: Sequence[str] | None = None) -> None:
             answers = [facts.answer for facts in read_facts(Path(folder) / kind)]
             facts = {"draft": args.draft_model, "kind": kind, "dtype": dtype}
             facts |= {"draft_dtype": draft.info.dtype, "temperature": args.temperature}
-            lines = []
+            lines, best = [], Sharpness()
             todo = tracked(clips, console, title=f"{kind}, {dtype}", total=len(clips))
             for number, (clip, answer) in enumerate(zip(todo, answers, strict=True)):
                 params = SamplingParams(temperature=args.temperature, seed=number)
-                found = agreement(target, draft, clip, answer, params, ratio=_RATIOS[kind])
+                found = agreement(
+                    target, draft, clip, answer, params, ratio=_RATIOS[kind],
+                    best=best, has_choices=args.choices,
+                )  # fmt: skip
                 lines.append({**facts, "clip": clip.path.name, **found})
                 file.write(json.dumps(lines[-1]) + "\n")
             console.print(f"{kind}, {dtype}: {_described(lines)}", soft_wrap=True)
@@ -113,11 +121,14 @@ def agreement(
     params: SamplingParams,
     *,
     ratio: float,
+    best: Sharpness,
+    has_choices: bool = False,
 ) -> dict[str, Any]:
     """Returns the trace of one clip and the lengths of both prompts.
 
     ``agrees`` has "1" for each token of the target's answer (its end token included) that a draft
     without sharpening proposes there, else "0". ``answer`` is the true answer; it only saves time.
+    ``best`` learns from the clip after its choices are recorded.
     """
     media = [decode(clip.path.read_bytes(), FramePlan())]
     parts: tuple[MediaPart | TextPart, ...] = (MediaPart(0), TextPart(clip.question))
@@ -145,13 +156,22 @@ def agreement(
         rows.append(draft.forward(StepPlan((SequenceRows(0, 0, output[:-1]),))))
     proposer = TokenSampler(
         params, (), target.info.num_token_ids, proposes=True,
-        sharpness=SharpnessByTemperature().at(params.temperature),
+        sharpness=Sharpness() if params.temperature > 0.0 else None,
     )  # fmt: skip
     chosen = proposer.choose_for_rows(torch.cat(rows), (), output[:-1])
     proposals = unpack_proposals(chosen.tolist(), len(output))
     said = [proposal.token_id for proposal in proposals]  # not sharpened yet
     _, *sharper = zip(*(proposal.choices or (0,) for proposal in proposals), strict=True)
     num_dropped = 0 if kept is None else num_visual - int(kept.shape[0])
+    recorded: dict[str, Any] = {}
+    fits = "" if sharper else _broken_runs_that_fit(draft, output, said)
+    if has_choices:
+        sharpness = SHARPNESSES[best.place]
+        top = choices_of(torch.cat(rows), params, 0, sharpness)
+        broken = broken_runs(draft, output, top, params, sharpness)
+        recorded = {"output": output, "top": top, "broken": broken}
+    for proposal, right in zip(proposals, output, strict=True):
+        best.observe_choices(proposal.choices, right)
     return {
         "num_prompt_tokens": prompt.length,
         "num_draft_prompt_tokens": prompt.length - num_dropped,
@@ -161,8 +181,9 @@ def agreement(
             for proposal, right in zip(proposals, output, strict=True)
             if proposal.token_id != right
         ),
-        "fits": "" if sharper else _broken_runs_that_fit(draft, output, said),
+        "fits": fits,
         **{name: _marks(ids, output) for name, ids in zip(_SHARPER, sharper, strict=False)},
+        **recorded,
     }
 
 

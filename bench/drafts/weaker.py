@@ -21,6 +21,7 @@ from tests.support.models.random_draft import write_random_draft
 _NOISE: Mapping[str, Mapping[Kind, float]] = {
     "93%": {"short": 0.76, "long": 0.71},
     "85%": {"short": 0.87, "long": 0.84},
+    "75%": {"short": 0.95, "long": 0.92},
 }
 BUNDLED = "bundled"
 _NAMES = (BUNDLED, *_NOISE, "random")
