@@ -140,6 +140,7 @@ def _answer(
     if arguments.json:
         found = {
             "text": answer.text,
+            **({"reasoning": answer.thought} if answer.thought else {}),
             "finish_reason": answer.finish_reason,
             "num_tokens": answer.num_tokens,
             "end_to_end_s": round(answer.end_to_end_s, 4),
@@ -160,10 +161,12 @@ def _answer(
 
 
 def ask(server: Server, body: bytes, *, is_shown: bool = True) -> Answer:
-    """Returns the answer to a request; if ``is_shown``, also streams its text to stdout."""
+    """Returns the answer to a request; if ``is_shown``, also streams its text to stdout, on a
+    terminal its thought dim."""
 
-    def show(text: str) -> None:
-        sys.stdout.write(text)
+    def show(text: str, is_thought: bool) -> None:
+        is_dim = is_thought and sys.stdout.isatty()
+        sys.stdout.write(f"\x1b[2m{text}\x1b[22m" if is_dim else text)
         sys.stdout.flush()
 
     with closing(server.connect()) as connection:

@@ -1,0 +1,45 @@
+"""Small random checkpoints that think: their tokenizer has the markers, and their template asks."""
+
+from pathlib import Path
+from typing import Any
+
+from hippo.base.thoughts import BEGIN, END
+from hippo.models.loading.resolve import import_transformers
+from tests.support.models.families import write_family
+
+# As in Qwen3.5's and 3.8's templates: the thought is begun by default, an empty one if it is turned
+# off, and of earlier turns thoughts are kept only if asked for.
+TEMPLATE = """\
+{% set last = namespace(user=0) %}{% for message in messages %}{% if message.role == 'user' %}\
+{% set last.user = loop.index0 %}{% endif %}{% endfor %}\
+{% if reasoning_effort is defined %}\
+{% if reasoning_effort not in ('low', 'high') %}{{ raise_exception('no such effort') }}{% endif %}\
+<|im_start|>system
+Effort: {{ reasoning_effort }}<|im_end|>
+{% endif %}{% for message in messages %}<|im_start|>{{ message.role }}
+{% if message.reasoning_content is string and (preserve_thinking or loop.index0 > last.user) %}\
+<think>
+{{ message.reasoning_content|trim }}
+</think>
+
+{% endif %}{% for part in message.content %}{% if part.type == 'text' %}{{ part.text|trim }}\
+{% else %}<|vision_start|><|{{ part.type }}_pad|><|vision_end|>{% endif %}{% endfor %}<|im_end|>
+{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant
+{% if enable_thinking is defined and enable_thinking is false %}<think>
+
+</think>
+
+{% else %}<think>
+{% endif %}{% endif %}"""
+ALWAYS = TEMPLATE.replace("enable_thinking is defined and enable_thinking is false", "false")
+"""Of a template that does not ask, as Qwen3-VL's Thinking checkpoints have."""
+
+
+def write_thinking(folder: Path, *, template: str = TEMPLATE, **saved: Any) -> Path:
+    """Saves a Qwen3-VL whose vocabulary has the markers; ``saved`` are arguments of save_random."""
+    write_family(folder, "qwen3_vl", vocab_size=300, **saved)
+    processor = import_transformers().AutoProcessor.from_pretrained(folder)
+    processor.tokenizer.add_tokens([BEGIN, END])  # not special, as Qwen3's
+    processor.chat_template = template
+    processor.save_pretrained(folder)
+    return folder
