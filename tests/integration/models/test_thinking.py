@@ -14,8 +14,8 @@ import pytest
 
 from gateway.common.config import GatewaySettings
 from hippo.base.thoughts import BEGIN, END
+from tests.support.models.families import ALWAYS_THINKING, write_thinking
 from tests.support.models.pairs import load
-from tests.support.models.thinking import ALWAYS, write_thinking
 from tests.support.running.gateways import CHAT, serving_gateway
 from tests.support.running.services import POLICIES, serving_pair
 
@@ -27,7 +27,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("thinking")
     write_thinking(folder / "target")
     write_thinking(folder / "draft", noise=0.02)
-    write_thinking(folder / "always", template=ALWAYS)
+    write_thinking(folder / "always", template=ALWAYS_THINKING)
     return folder
 
 
