@@ -80,7 +80,7 @@ def template_values(request: ChatCompletionRequest, info: ModelInfo) -> dict[str
         given.setdefault("enable_thinking", effort != "none")
     for name, value in given.items():
         # No model that never thinks needs it; for one that always does, its services refuse it.
-        if name not in known and (name, value) != ("enable_thinking", False):
+        if name not in known and not (name == "enable_thinking" and value is False):
             names = ", ".join(known) or "none"
             why = f"is not known to the chat template of {info.name}; its names are: {names}"
             raise field_error(f"chat_template_kwargs.{shorten(name)}", why)

@@ -163,6 +163,7 @@ class ChatResponse(Response):
         parts = [part for each in request.messages for part in each.content]
         texts += [part.text for part in parts if isinstance(part, TextPart)]
         text_limit = backends.pair(info.name).target.text_limit
+        texts = [text for text in texts if text]
         num_text_tokens = await text_limit.count_tokens(texts, state.text_threads)
         sources = media_fields.media_sources(body, info, self._owner)
         media = await state.media.read_media(sources, self._holding, owner=self._owner)
