@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 from gateway.answer import event_schemas as schemas
 from gateway.answer.figures import ms, shown_media
-from gateway.answer.text import AnswerReader
+from gateway.answer.text import CompletionReader
 from gateway.pairs.token_bytes import TokenBytes
 from hippo.types import (
     Block,
@@ -25,7 +25,7 @@ class EventLog:
     """Collects the events of one completion; ``on_event`` is called after each one."""
 
     def __init__(self, tokens: TokenBytes, received_ns: int, on_event: Callable[[], None]) -> None:
-        self._reader = AnswerReader(tokens)
+        self._reader = CompletionReader(tokens)
         self._received_ns = received_ns
         self._on_event = on_event
         self._events: list[dict[str, Any]] = []  # not yet taken

@@ -40,7 +40,7 @@ class Detokenizer:
         return self._decoder.decode(b"", final=True)
 
 
-class AnswerReader:
+class CompletionReader:
     """Decodes one completion that may begin with a thought.
 
     The prompt has begun the thought, or its marker is the first token. It ends with the first end
@@ -52,9 +52,7 @@ class AnswerReader:
         self._begin_id, self._end_id = tokens.thought_ids or (-1, -1)
         self._detokenizer = Detokenizer(tokens)
         self._is_first = True
-        self.is_thinking = (
-            False  # to be set before the first token if the prompt has begun a thought
-        )
+        self.is_thinking = False  # set before the first token if the prompt has begun a thought
 
     @property
     def has_begun(self) -> bool:
@@ -166,7 +164,7 @@ class AnswerText:
         min_tokens: int = 0,
         has_logprobs: bool = False,
     ) -> None:
-        self.reader = AnswerReader(tokens)
+        self.reader = CompletionReader(tokens)
         self._thought: list[str] = []  # that was not returned yet
         self._stops = StopStrings(stops)
         self._min_tokens = min_tokens
