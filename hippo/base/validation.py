@@ -24,7 +24,7 @@ def validate_sampling(
     _check_whole("top_k", params.top_k, 2**31 - 1)
     _check("top_p", params.top_p, 0.0, 1.0, is_open=True)
     _check("min_p", params.min_p, 0.0, 1.0)
-    _check("repetition_penalty", params.repetition_penalty, 0.0, 10.0, is_open=True)
+    _check("repetition_penalty", params.repetition_penalty, 0.01, 10.0)  # or logits overflow
     _check("presence_penalty", params.presence_penalty, -2.0, 2.0)
     _check("frequency_penalty", params.frequency_penalty, -2.0, 2.0)
     _check_whole("seed", params.seed, MAX_SEED)
