@@ -174,6 +174,7 @@ class ChatResponse(Response):
         pairs = backends.pairs(info.name, key)
         for each in pairs:
             structured.check_support(body, each.target.info or info)
+            translate.template_values(body, each.target.info or info)  # all know the names
         pair = pairs[0]
         can_calibrate = plan.is_default and plan.wants_draft and pair.draft is not None
         is_calibration = can_calibrate and pair.target.baseline.is_due(request.max_tokens)
