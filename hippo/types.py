@@ -82,6 +82,7 @@ class ChatMessage:
 
     role: str
     content: tuple[ContentPart, ...]
+    thought: str = ""  # of an assistant, before its content
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,10 +141,9 @@ class Pruning:
     the draft, which caches ``draft_cache_tokens`` tokens (0: not told), has no room for more. Three
     are the target's own if they are None: the spatial score; the share of holistic's kept tokens
     that is spaced evenly; the share of the layers, from the first on, that score tokens.
-    ``causal_attention`` scores by the attention that the model itself computes in all text behind
-    the videos, instead of the question's attention to the visual tokens alone. With
-    ``compacted_positions`` the draft numbers the tokens of a pruned prompt consecutively, instead
-    of keeping their positions.
+    ``causal_attention`` scores by the model's own attention in all text behind the videos, instead
+    of the question's to the visual tokens alone. With ``compacted_positions`` the draft numbers the
+    tokens of a pruned prompt consecutively, instead of keeping their positions.
     """
 
     strategy: PruningStrategy = PruningStrategy.UNIFORM
@@ -160,11 +160,8 @@ class Pruning:
 
 @dataclass(frozen=True, slots=True)
 class StepLimits:
-    """How long the verifier waits, and how many draft tokens one forward verifies.
-
-    When its device is free, the verifier waits at most ``wait_ns`` for ``min_draft_tokens``, then
-    verifies at most ``max_draft_tokens`` (0: target-only).
-    """
+    """When its device is free, the verifier waits at most ``wait_ns`` for ``min_draft_tokens`` and
+    then verifies at most ``max_draft_tokens`` (0: target-only) in one forward."""
 
     min_draft_tokens: int = 0
     max_draft_tokens: int = 0
@@ -281,6 +278,7 @@ class PromptInfo:
     queue_ns: int = 0
     preprocess_ns: int = 0
     media: tuple[MediaUse, ...] = ()  # in the order of OpenRequest.media
+    is_thinking: bool = False  # the prompt ends inside a thought
 
 
 @dataclass(frozen=True, slots=True)
@@ -319,6 +317,7 @@ class OpenRequest:
     must_not_wait: bool = False  # the target refuses the sequence if no slot is free
     allow_special_tokens: bool = False  # names of control tokens in texts become control tokens
     client: str = ""  # clients take turns in the services' decoders; all without a name are one
+    template_values: str = ""  # JSON object, by ModelInfo.template_names; empty: none
 
 
 @dataclass(frozen=True, slots=True)
@@ -343,6 +342,7 @@ class ModelInfo:
     takes_grammars: bool = False  # whether SamplingParams.grammar takes effect
     cache_tokens: int = 0  # tokens that a draft's slot caches; 0: the whole context
     frame_sampling: str = ""  # JSON of max_frames and hippo.media.resizing.FrameLimits; "": unknown
+    template_names: tuple[str, ...] = ()  # what a request may give the chat template
 
     @property
     def slot_tokens(self) -> int:

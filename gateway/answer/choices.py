@@ -8,7 +8,13 @@ from typing import Any
 from prometheus_client import Gauge
 
 from gateway.answer.completion import Completion
-from gateway.answer.figures import MediaUsage, PromptTokensDetails, UsageResponse, shown_media
+from gateway.answer.figures import (
+    CompletionTokensDetails,
+    MediaUsage,
+    PromptTokensDetails,
+    UsageResponse,
+    shown_media,
+)
 from gateway.answer.report import AnswerRecord
 from gateway.answer.text import Piece
 from hippo.base.tracing import current_span
@@ -68,6 +74,9 @@ class Choices:
             completion_tokens=num_completion_tokens,
             total_tokens=num_prompt_tokens + num_completion_tokens,
             prompt_tokens_details=PromptTokensDetails(cached_tokens=num_cached_tokens, media=shown),
+            completion_tokens_details=CompletionTokensDetails(
+                reasoning_tokens=sum(record.num_thought_tokens for record in self.records)
+            ),
         )
         return usage.model_dump()
 

@@ -182,6 +182,7 @@ class Completion:
                         self.record.add_selection(message, request.pruning, time.monotonic_ns())
                     await streams.send_message(streams.draft_stream, message)
                 else:
+                    self._text.reader.is_thinking = message.is_thinking
                     self.record.add_prompt("target", message, time.monotonic_ns())
                     streams.begun.set()
                     self._news.set()
@@ -197,6 +198,7 @@ class Completion:
         await self._streams.carry_out(self._coordinator.on_verdict(verdict, now_ns))
         piece = self._text.add_verdict(verdict)
         self.record.num_completion_tokens = self._text.num_tokens
+        self.record.num_thought_tokens = self._text.num_thought_tokens
         self.record.finish_reason = self._text.finish_reason
         self.record.add_verdict(verdict, now_ns, is_alone=is_alone)
         if piece:

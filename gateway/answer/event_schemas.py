@@ -108,6 +108,8 @@ class EventToken(Described):
     """Of a draft token: the number of its block."""
     place: int = 0
     """Of a draft token: its place in the block, from 0; tokens of branches follow."""
+    is_thought: bool = False
+    """Only of a token of the thought."""
 
 
 class VerdictEvent(Described):

@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 from gateway.answer import event_schemas as schemas
 from gateway.answer.figures import ms, shown_media
-from gateway.answer.text import Detokenizer
+from gateway.answer.text import CompletionReader
 from gateway.pairs.token_bytes import TokenBytes
 from hippo.types import (
     Block,
@@ -25,7 +25,7 @@ class EventLog:
     """Collects the events of one completion; ``on_event`` is called after each one."""
 
     def __init__(self, tokens: TokenBytes, received_ns: int, on_event: Callable[[], None]) -> None:
-        self._detokenizer = Detokenizer(tokens)
+        self._reader = CompletionReader(tokens)
         self._received_ns = received_ns
         self._on_event = on_event
         self._events: list[dict[str, Any]] = []  # not yet taken
@@ -43,6 +43,8 @@ class EventLog:
         return events
 
     def add_prompt(self, service: schemas.Service, info: PromptInfo, now_ns: int) -> None:
+        if service == "target":
+            self._reader.is_thinking = info.is_thinking
         event = schemas.PromptEvent(
             type="prompt",
             at=self._at(now_ns),
@@ -138,17 +140,18 @@ class EventLog:
     def _token(self, verdict: Verdict, place: int, *, is_last: bool) -> schemas.EventToken:
         index, token_id = verdict.start_index + place, verdict.token_ids[place]
         is_end = verdict.finish_reason is FinishReason.STOP and place + 1 == len(verdict.token_ids)
-        text = "" if is_end else self._detokenizer.add_token(token_id)
+        text, is_thought = ("", False) if is_end else self._reader.add_token(token_id)
         if is_last and verdict.finish_reason is not None:
-            text += self._detokenizer.flush_text()
+            text += self._reader.flush_text()
+        told: dict[str, Any] = {"text": text, **({"is_thought": True} if is_thought else {})}
         proposal = self._proposed.pop(index, None)
         if place >= verdict.num_accepted_tokens + verdict.num_accepted_reused:
-            return schemas.EventToken(id=token_id, text=text, index=index, source="target")
+            return schemas.EventToken(id=token_id, index=index, source="target", **told)
         if proposal is None or proposal.id != token_id:
             proposal = self._branched.get((index, token_id))
         if proposal is None:
-            return schemas.EventToken(id=token_id, text=text, index=index, source="draft")
-        return proposal.model_copy(update={"text": text})
+            return schemas.EventToken(id=token_id, index=index, source="draft", **told)
+        return proposal.model_copy(update=told)
 
     def _at(self, now_ns: int) -> float:
         return ms(now_ns - self._received_ns)

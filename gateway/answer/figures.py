@@ -44,6 +44,13 @@ class PromptTokensDetails(Described):
     """In the order of the request."""
 
 
+class CompletionTokensDetails(Described):
+    """Which tokens of the completions are no content."""
+
+    reasoning_tokens: int
+    """Of the thoughts, markers included."""
+
+
 class UsageResponse(Described):
     """Token counts."""
 
@@ -51,6 +58,7 @@ class UsageResponse(Described):
     completion_tokens: int = Field(examples=[136])
     total_tokens: int = Field(examples=[1304])
     prompt_tokens_details: PromptTokensDetails
+    completion_tokens_details: CompletionTokensDetails
 
 
 class SpeculativeDecoding(Described):

@@ -95,6 +95,7 @@ class AnswerRecord:
     draft_prefill: Timing | None = None
     selection: Selection | None = None
     num_completion_tokens: int = 0
+    num_thought_tokens: int = 0  # of them
     num_draft_streams: int = 0
     num_draft_recoveries: int = 0  # draft streams that joined a running answer
     draft_losses: list[DraftLoss] = field(default_factory=list)

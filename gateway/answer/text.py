@@ -1,5 +1,5 @@
-"""The text of one answer, decoded verdict by verdict and cut at the first stop string, with the
-log-probabilities of its tokens in OpenAI's shape."""
+"""The text of one answer, decoded verdict by verdict, without its thought and cut at the first stop
+string, with the log-probabilities of its tokens in OpenAI's shape."""
 
 import codecs
 from collections import deque
@@ -38,6 +38,43 @@ class Detokenizer:
     def flush_text(self) -> str:
         """Returns U+FFFD if the bytes of the last character are not complete, and otherwise ""."""
         return self._decoder.decode(b"", final=True)
+
+
+class CompletionReader:
+    """Decodes one completion that may begin with a thought.
+
+    The prompt has begun the thought, or its marker is the first token. It ends with the first end
+    marker; both markers belong to it, without text. Any later marker is text as any other token.
+    """
+
+    def __init__(self, tokens: TokenBytes) -> None:
+        self._tokens = tokens
+        self._begin_id, self._end_id = tokens.thought_ids or (-1, -1)
+        self._detokenizer = Detokenizer(tokens)
+        self._is_first = True
+        self.is_thinking = False  # set before the first token if the prompt has begun a thought
+
+    @property
+    def has_begun(self) -> bool:
+        """Whether a token with text has come of the part, thought or content, that goes on."""
+        return self._detokenizer.has_begun
+
+    def add_token(self, token_id: int) -> tuple[str, bool]:
+        """Appends an id; returns the text that later ids cannot change, and whether this token is
+        the thought's."""
+        is_first, self._is_first = self._is_first, False
+        if is_first and token_id == self._begin_id:
+            self.is_thinking = True
+            return "", True
+        if not (self.is_thinking and token_id == self._end_id):
+            return self._detokenizer.add_token(token_id), self.is_thinking
+        self.is_thinking = False
+        rest, self._detokenizer = self.flush_text(), Detokenizer(self._tokens)
+        return rest, True
+
+    def flush_text(self) -> str:
+        """As Detokenizer's."""
+        return self._detokenizer.flush_text()
 
 
 class StopStrings:
@@ -91,20 +128,23 @@ class StopStrings:
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """A part of an answer's text, with the log-probabilities of the tokens that begin in it."""
+    """A part of an answer's text, with the log-probabilities of the tokens that begin in it; before
+    the text comes a part of the thought."""
 
     text: str = ""
     logprobs: tuple[dict[str, Any], ...] = ()  # in OpenAI's shape
     events: tuple[dict[str, Any], ...] = ()  # only with return_events
+    thought: str = ""
 
     def __bool__(self) -> bool:
-        return bool(self.text or self.logprobs or self.events)
+        return bool(self.text or self.logprobs or self.events or self.thought)
 
 
 def join_pieces(pieces: Sequence[Piece]) -> Piece:
     return Piece(
         "".join(piece.text for piece in pieces),
         tuple(entry for piece in pieces for entry in piece.logprobs),
+        thought="".join(piece.thought for piece in pieces),
     )
 
 
@@ -112,7 +152,8 @@ class AnswerText:
     """Converts verdicts to text; a stop string counts only if it ends after ``min_tokens`` tokens.
 
     With ``has_logprobs``, verdicts have log-probabilities, and each is returned with the text that
-    its token begins in. End tokens and tokens after a stop string get none.
+    its token begins in. End tokens, a thought's, and tokens after a stop string get none. A thought
+    has no stop strings.
     """
 
     def __init__(
@@ -123,7 +164,8 @@ class AnswerText:
         min_tokens: int = 0,
         has_logprobs: bool = False,
     ) -> None:
-        self._detokenizer = Detokenizer(tokens)
+        self.reader = CompletionReader(tokens)
+        self._thought: list[str] = []  # that was not returned yet
         self._stops = StopStrings(stops)
         self._min_tokens = min_tokens
         self._tokens = tokens
@@ -134,6 +176,7 @@ class AnswerText:
         self._num_out = 0  # characters that were returned
         self._end: FinishReason | None = None  # the target's
         self.num_tokens = 0  # the answer's, without tokens after a stop string
+        self.num_thought_tokens = 0  # of them
 
     @property
     def finish_reason(self) -> FinishReason | None:
@@ -152,7 +195,8 @@ class AnswerText:
             )
         text = "".join(self._texts(verdict))
         self._num_out += len(text)
-        return Piece(text, tuple(self._take_entries()))
+        thought, self._thought = "".join(self._thought), []
+        return Piece(text, tuple(self._take_entries()), thought=thought)
 
     def _texts(self, verdict: Verdict) -> Iterator[str]:
         """Yields the text token by token, so that it does not depend on the number of tokens of a
@@ -164,23 +208,31 @@ class AnswerText:
             self.num_tokens += 1
             if has_end_token and place + 1 == len(verdict.token_ids):
                 break  # the end token has no text
+            is_first = not self.reader.has_begun
+            piece, is_thought = self.reader.add_token(token_id)
+            if is_thought:
+                self.num_thought_tokens += 1
+                self._thought.append(piece)
+                continue
             if self._has_logprobs:
-                entry = self._entry(token_id, verdict.logprobs[place])
+                entry = self._entry(token_id, verdict.logprobs[place], is_first=is_first)
                 self._entries.append((self._num_decoded, entry))
-            piece = self._detokenizer.add_token(token_id)
             self._num_decoded += len(piece)
             yield self._cut_at_stop(piece)
         if verdict.finish_reason is not None:
-            yield self._cut_at_stop(self._detokenizer.flush_text())
-            yield self._stops.flush_text()
+            rest = self.reader.flush_text()
+            if self.reader.is_thinking:
+                self._thought.append(rest)
+            else:
+                yield self._cut_at_stop(rest)
+                yield self._stops.flush_text()
             self._end = verdict.finish_reason
 
     def _cut_at_stop(self, piece: str) -> str:
         return self._stops.add_piece(piece, can_match=self.num_tokens > self._min_tokens)
 
-    def _entry(self, token_id: int, logprobs: TokenLogprobs) -> dict[str, Any]:
+    def _entry(self, token_id: int, logprobs: TokenLogprobs, *, is_first: bool) -> dict[str, Any]:
         """Returns one item of ``choices[].logprobs.content``."""
-        is_first = not self._detokenizer.has_begun
         own, *top = (
             _described(self._tokens.of_token(each, is_first=is_first), logprob)
             for each, logprob in ((token_id, logprobs.logprob), *logprobs.top)

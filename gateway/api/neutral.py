@@ -35,7 +35,6 @@ INERT = Neutral(None)
 _NO_TOOLS = "this server calls no tools"
 _NO_TEMPLATES = "prompts have the form of the checkpoint's own chat template"
 _TEXT_ONLY = "answers are text"
-_NO_THOUGHTS = "the models here do not think before they answer"
 _ALL_READ = "a prompt is read whole; one that is too long is refused"
 _ONE_NODE = "this server hands no caches to others"
 
@@ -52,7 +51,6 @@ REQUEST = {
     "prompt_cache_key": INERT,
     "prompt_cache_options": INERT,
     "prompt_cache_retention": INERT,
-    "reasoning_effort": Neutral(("none",), _NO_THOUGHTS),
     "safety_identifier": INERT,
     "service_tier": INERT,
     "store": INERT,
@@ -78,7 +76,6 @@ REQUEST = {
     "add_generation_prompt": Neutral((True,), "every answer is a message of its own"),
     "add_special_tokens": Neutral((False,), _NO_TEMPLATES),
     "chat_template": Neutral((), _NO_TEMPLATES),
-    "chat_template_kwargs": Neutral(({}, {"enable_thinking": False}), _NO_TEMPLATES),
     "continue_final_message": Neutral((False,), "every answer is a message of its own"),
     "documents": Neutral(([],), _NO_TEMPLATES),
     "echo": Neutral((False,), "the text is the answer alone"),
@@ -90,8 +87,7 @@ REQUEST = {
     "guided_whitespace_pattern": Neutral((), "JSON has one line here; guided_regex takes others"),
     "structural_tag": Neutral((), "a form holds for the whole answer"),
     # vLLM, of thoughts
-    "include_reasoning": INERT,
-    "thinking_token_budget": Neutral((-1,), _NO_THOUGHTS),
+    "thinking_token_budget": Neutral((-1,), "max_tokens limits thought and content together"),
     # vLLM, of what is sent back
     "logprob_token_ids": Neutral((), "top_logprobs says of which tokens"),
     "prompt_logprobs": Neutral((), "only the answer has log-probabilities"),
@@ -116,8 +112,6 @@ MESSAGE = {
     "function_call": Neutral((), _NO_TOOLS),
     "name": INERT,
     "parsed": INERT,  # OpenAI's client adds it to a structured answer, beside the content
-    "reasoning": Neutral(("",), _NO_THOUGHTS),
-    "reasoning_content": Neutral(("",), _NO_THOUGHTS),
     "refusal": Neutral((), "an earlier answer is read as text alone"),
     "tool_call_id": Neutral((), _NO_TOOLS),
     "tool_calls": Neutral(([],), _NO_TOOLS),

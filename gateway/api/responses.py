@@ -39,6 +39,10 @@ class AssistantMessage(Described):
     role: Literal["assistant"]
     content: str = Field(examples=["A red ball rolls to the right."])
     refusal: None
+    reasoning: str = ""
+    """What the model thought before; only if it did."""
+    reasoning_content: str = ""
+    """The same."""
 
 
 class Likelihood(Described):
@@ -102,6 +106,10 @@ class Delta(Described):
 
     role: Literal["assistant"] | None = None
     content: str | None = None
+    reasoning: str = ""
+    """A part of the thought, before any content."""
+    reasoning_content: str = ""
+    """The same."""
 
 
 class ChunkChoice(Described):

@@ -4,10 +4,12 @@ A field takes effect or is refused by name; gateway.api.neutral has the values t
 hippo.base.validation checks the ranges of sampling values.
 """
 
+import re
 from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import (
+    AfterValidator,
     BeforeValidator,
     ConfigDict,
     Field,
@@ -37,6 +39,7 @@ MAX_STOP_STRINGS = 16
 MAX_STOP_LENGTH = 1024
 MAX_SALT_LENGTH = 256
 MAX_MESSAGES = 1024
+_TEMPLATE_WORD = re.compile(r"[\w .,+-]{0,64}")  # no control token's name
 _ONLY_STREAMS = "is only for streams; set stream to true or leave it out"
 _VIDEO = {"type": "video_url", "video_url": {"url": "data:video/mp4;base64,..."}}
 _TURN = {"role": "user", "content": [_VIDEO, {"type": "text", "text": "Describe the video."}]}
@@ -57,6 +60,23 @@ class Message(Model):
             json_schema_input_type=str | list[ContentPart] | None,
         ),
     ]
+
+    reasoning: str | None = None
+    """What the assistant thought before it answered; vLLM's name."""
+    reasoning_content: str | None = None
+    """The same; vLLM's earlier name."""
+
+    @property
+    def thought(self) -> str:
+        return self.reasoning or self.reasoning_content or ""
+
+    @model_validator(mode="after")
+    def _only_answers_have_thoughts(self) -> "Message":
+        if self.thought and self.role != "assistant":
+            raise refusal("reasoning is of messages with the role assistant only")
+        if self.reasoning and self.reasoning_content not in (None, "", self.reasoning):
+            raise refusal("reasoning and reasoning_content differ; give one of them")
+        return self
 
     @model_validator(mode="before")
     @classmethod
@@ -138,6 +158,14 @@ class SpeculationOptions(Model):
     pruning: PruningOptions = PruningOptions()
 
 
+def _plain_values(values: dict[str, Any]) -> dict[str, Any]:
+    for name, value in values.items():
+        is_word = isinstance(value, str) and _TEMPLATE_WORD.fullmatch(value)
+        if not (is_word or value is None or isinstance(value, bool | int | float)):
+            raise refusal(f"{name:.60} is neither true, false, a number nor a word")
+    return {name: value for name, value in values.items() if value is not None}
+
+
 class ChatCompletionRequest(StructuredFields):
     """A chat completion request."""
 
@@ -173,6 +201,14 @@ class ChatCompletionRequest(StructuredFields):
         ),
     ] = Field(default=(), max_length=MAX_STOP_STRINGS)
     stop_token_ids: tuple[Int, ...] | None = Field(default=None, max_length=MAX_STOP_STRINGS)
+
+    chat_template_kwargs: Annotated[dict[str, Any], AfterValidator(_plain_values)] | None = None
+    """What the checkpoint's chat template is given, such as `enable_thinking`, by names that it
+    knows."""
+    reasoning_effort: str | None = Field(default=None, pattern="^[a-z]{1,16}$")
+    """`none` is enable_thinking false; other words are the template's, if it has any."""
+    include_reasoning: StrictBool | None = None
+    """False leaves the thought out of the answer."""
 
     n: Int | None = Field(default=None, ge=1, strict=True)
     """Number of choices, limited by the operator; the first choice is the same with any n."""

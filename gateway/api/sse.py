@@ -48,6 +48,7 @@ class AnswerWriter:
         for index, (completion, parts) in enumerate(zip(choices.completions, pieces, strict=True)):
             answer = join_pieces(parts)
             message = {"role": "assistant", "content": answer.text, "refusal": None}
+            message |= self._thought(answer)
             choice = self._choice(index, {"message": message}, answer, completion)
             made.append(choice | (completion.reports if len(pieces) > 1 else {}))
         return {
@@ -74,8 +75,7 @@ class AnswerWriter:
                 completion = choices.completions[index]
                 choice = self._choice(index, {"delta": {}}, Piece(), completion)
                 yield event_of(choice, completion.reports)
-            elif piece:
-                delta = {"content": piece.text} if piece.text or piece.logprobs else {}
+            elif (delta := self._delta(piece)) or piece.events:
                 choice = self._choice(index, {"delta": delta}, piece)
                 if piece.events:
                     choice["events"] = list(piece.events)
@@ -94,6 +94,17 @@ class AnswerWriter:
         """With ``include_usage`` each chunk has a ``usage``, null where none is given."""
         with_usage = {"usage": usage} if self._options.include_usage else {}
         return event({**self.head, "object": "chat.completion.chunk", **fields, **with_usage})
+
+    def _delta(self, piece: Piece) -> dict[str, Any]:
+        content = {"content": piece.text} if piece.text or piece.logprobs else {}
+        return self._thought(piece) | content
+
+    def _thought(self, piece: Piece) -> dict[str, Any]:
+        """Returns the fields of a thought, by vLLM's name and by its earlier one, which others
+        have."""
+        if not piece.thought or self._body.include_reasoning is False:
+            return {}
+        return {"reasoning": piece.thought, "reasoning_content": piece.thought}
 
     def _choice(
         self,

@@ -3,10 +3,12 @@ and the fields named in the services' errors back to the client's names."""
 
 import hashlib
 import itertools
+import json
 import re
 import secrets
 from collections.abc import Collection, Sequence
 from dataclasses import replace
+from typing import Any
 
 from gateway.answer.plan import SpeculationPlan
 from gateway.api import media_fields
@@ -62,10 +64,37 @@ PRESETS = {
 form of each system differs from its publication."""
 
 
-def _chat_messages(request: ChatCompletionRequest) -> tuple[ChatMessage, ...]:
-    """Returns the conversation, with the media numbered in order."""
+def template_values(request: ChatCompletionRequest, info: ModelInfo) -> dict[str, Any]:
+    """Returns what the request gives the chat template; an effort, as in vLLM, also says whether
+    the model thinks. Raises InvalidRequestError for what the template does not know."""
+    known, given = info.template_names, dict(request.chat_template_kwargs or {})
+    effort = request.reasoning_effort
+    if effort not in (None, "none"):
+        if "reasoning_effort" not in known:
+            raise field_error(
+                "reasoning_effort",
+                f"is {effort}, but the chat template of {info.name} knows no efforts; leave it out",
+            )
+        given.setdefault("reasoning_effort", effort)
+    if effort is not None and (effort == "none" or "enable_thinking" in known):
+        given.setdefault("enable_thinking", effort != "none")
+    for name, value in given.items():
+        # No model that never thinks needs it; for one that always does, its services refuse it.
+        if name not in known and not (name == "enable_thinking" and value is False):
+            names = ", ".join(known) or "none"
+            why = f"is not known to the chat template of {info.name}; its names are: {names}"
+            raise field_error(f"chat_template_kwargs.{shorten(name)}", why)
+    return given
+
+
+def _chat_messages(
+    request: ChatCompletionRequest, *, keeps_thoughts: bool
+) -> tuple[ChatMessage, ...]:
+    """Returns the conversation, with the media numbered in order. Templates leave out the thoughts
+    before the last question, except those that ``keeps_thoughts``; they take no room then."""
     messages = []
     numbers = itertools.count()
+    last = max((i for i, each in enumerate(request.messages) if each.role == "user"), default=-1)
     for i, message in enumerate(request.messages):
         if not message.content:
             raise InvalidRequestError("the message is empty", param=f"messages.{i}.content")
@@ -74,7 +103,8 @@ def _chat_messages(request: ChatCompletionRequest) -> tuple[ChatMessage, ...]:
             TextPart(part.text or "") if part.media is None else MediaPart(next(numbers))
             for part in message.content
         )
-        messages.append(ChatMessage(role, tuple(parts)))
+        thought = message.thought if keeps_thoughts or i > last else ""
+        messages.append(ChatMessage(role, tuple(parts), thought))
     return tuple(messages)
 
 
@@ -123,12 +153,14 @@ def open_request(
         raise field_error(
             "min_tokens", f"is {sampling.min_tokens}, more than {what} ({max_tokens})"
         )
+    values = template_values(request, info)
+    keeps = "preserve_thinking" in info.template_names and values.get("preserve_thinking", True)
     salt = request.cache_salt or ""
     if owner is not None and not settings.share_caches:  # no two keys have the same
         salt = hashlib.sha256(repr((owner, salt)).encode()).hexdigest()
     return OpenRequest(
         request_id=request_id,
-        messages=_chat_messages(request),
+        messages=_chat_messages(request, keeps_thoughts=bool(keeps)),
         media=(),
         sampling=sampling,
         frame_plan=media_fields.frame_plan(request),
@@ -142,6 +174,7 @@ def open_request(
         is_max_tokens_default=is_default,
         allow_special_tokens=bool(request.allow_special_tokens),
         client=client,
+        template_values=json.dumps(values) if values else "",
     )
 
 

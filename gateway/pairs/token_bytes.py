@@ -4,6 +4,8 @@ import re
 
 from tokenizers import Tokenizer
 
+from hippo.base.thoughts import thought_ids
+
 _BYTE_NAME = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 
 
@@ -22,6 +24,7 @@ class TokenBytes:
             each: token.content.encode() for each, token in added.items() if token.special
         }
         self.special_ids = frozenset(self._known)
+        self.thought_ids = thought_ids(added)  # of the markers; None: the model has none
         decoder = tokenizer.decoder
         is_of_bytes = decoder is not None and decoder.decode(["\u0120"]) == " "
         self._byte_of = _bytes_of_characters() if is_of_bytes else None

@@ -98,7 +98,7 @@ _INTERNVIT_6B: Mapping[str, Any] = MappingProxyType(
     }
 )
 
-PUBLIC_CONFIGS: Mapping[str, Mapping[str, Any]] = MappingProxyType(
+_CONFIGS: Mapping[str, Mapping[str, Any]] = MappingProxyType(
     {
         "Qwen/Qwen2-VL-2B-Instruct": _public(
             "qwen2_vl", 1536, 28, (12, 2), 8960, 151936, is_tied=True
@@ -155,6 +155,11 @@ PUBLIC_CONFIGS: Mapping[str, Mapping[str, Any]] = MappingProxyType(
             "internvl", 5120, 64, (64, 8), 25600, 151936, vision=_INTERNVIT_6B
         ),
     }
+)
+# Qwen3-VL's Thinking checkpoints have the same shapes.
+_THINKING = {name.replace("Instruct", "Thinking"): name for name in _CONFIGS if "Qwen3-VL" in name}
+PUBLIC_CONFIGS: Mapping[str, Mapping[str, Any]] = MappingProxyType(
+    {**_CONFIGS, **{name: _CONFIGS[same] for name, same in _THINKING.items()}}
 )
 """By repository name: the part of its config.json (https://huggingface.co/NAME) that sets sizes."""
 

@@ -52,6 +52,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     add("--url", default="http://127.0.0.1:8000", help="the gateway's address")
     add("--policy", choices=POLICY_NAMES, help="default: the gateway's")
     add("--gamma", type=_draft_length, help="draft length of serial and vpsd: a number, or auto")
+    add("--no-thinking", action="store_true", help="an answer without a thought before")
     add("--max-tokens", type=int, default=256, help="default: %(default)s")
     add("--temperature", type=float, default=0.0, help="0, the default, is greedy")
     add("--seed", type=int, default=0, help="default: %(default)s")
@@ -110,12 +111,17 @@ def _answer(
     question: Question,
     speculative: dict[str, Any],
 ) -> int:
+    further: dict[str, Any] = {}
+    if arguments.fps is not None:
+        further["mm_processor_kwargs"] = {"fps": arguments.fps}
+    if arguments.no_thinking:
+        further["chat_template_kwargs"] = {"enable_thinking": False}
     form = RequestForm(
         model=server.models()[0],
         max_tokens=arguments.max_tokens,
         temperature=arguments.temperature,
         is_hippo=True,
-        further={} if arguments.fps is None else {"mm_processor_kwargs": {"fps": arguments.fps}},
+        further=further,
     )
     console, is_recorded = Console(), arguments.record is not None
     if is_recorded:
@@ -140,6 +146,7 @@ def _answer(
     if arguments.json:
         found = {
             "text": answer.text,
+            **({"reasoning": answer.thought} if answer.thought else {}),
             "finish_reason": answer.finish_reason,
             "num_tokens": answer.num_tokens,
             "end_to_end_s": round(answer.end_to_end_s, 4),
@@ -160,10 +167,12 @@ def _answer(
 
 
 def ask(server: Server, body: bytes, *, is_shown: bool = True) -> Answer:
-    """Returns the answer to a request; if ``is_shown``, also streams its text to stdout."""
+    """Returns the answer to a request; if ``is_shown``, also streams its text to stdout, on a
+    terminal its thought dim."""
 
-    def show(text: str) -> None:
-        sys.stdout.write(text)
+    def show(text: str, is_thought: bool) -> None:
+        is_dim = is_thought and sys.stdout.isatty()
+        sys.stdout.write(f"\x1b[2m{text}\x1b[22m" if is_dim else text)
         sys.stdout.flush()
 
     with closing(server.connect()) as connection:

@@ -61,9 +61,10 @@ examples:
   hippo caption /data/videos --prompt "What happens?" --out captions.jsonl --by-path
   hippo caption videos --prompt "What happens?" --out captions.jsonl --url http://vllm:8000
 
-A line of an answer has `path` (below the folder), `answer`, `parsed` (with --schema), `usage`,
-`finish_reason`, `seconds` and `request`, a hash of the question and its options. A line of an error
-has `path`, `error`, `seconds` and `request`. If a path has several lines, the last line counts.
+A line of an answer has `path` (below the folder), `answer`, `reasoning` (of a model that thinks),
+`parsed` (with --schema), `usage`, `finish_reason`, `seconds` and `request`, a hash of the question
+and its options. A line of an error has `path`, `error`, `seconds` and `request`. If a path has
+several lines, the last line counts.
 The exit code is 1 if a file has no answer at the end. Ctrl-C stops; no line is lost.
 """
 
@@ -76,6 +77,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     prompt("--prompt", help="the question")
     prompt("--prompt-file", type=Path, metavar="FILE", help="a text file with the question")
     add("--schema", type=Path, metavar="FILE", help="a JSON schema, which every answer follows")
+    add("--no-thinking", action="store_true", help="answers without a thought before")
     add("--concurrency", type=int, default=4, help="requests at once (default: %(default)s)")
     add("--max-tokens", type=int, default=512, help="longest answer (default: %(default)s)")
     add("--temperature", type=float, default=0.0, help="0, the default, is greedy")
@@ -119,6 +121,8 @@ class CaptionRun:
         if arguments.schema is not None:
             schema = {"name": arguments.schema.stem, "schema": _schema(arguments.schema)}
             further["response_format"] = {"type": "json_schema", "json_schema": schema}
+        if arguments.no_thinking:
+            further["chat_template_kwargs"] = {"enable_thinking": False}
         self._server = Server(arguments.url, api_key=os.environ.get(KEY_VARIABLE) or None)
         given = arguments.prompt
         self._prompt = (_read(arguments.prompt_file) if given is None else given).strip()
@@ -247,6 +251,8 @@ class CaptionRun:
             body = self._form.request(question).body()
             answer = self._patiently(lambda: connection.ask(body))
         line: Line = {"answer": answer.text}
+        if answer.thought:
+            line = {"answer": answer.text.lstrip(), "reasoning": answer.thought}
         if "response_format" in self._form.further:
             try:
                 line["parsed"] = json.loads(answer.text)

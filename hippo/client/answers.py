@@ -13,8 +13,7 @@ _KINDS: Mapping[str | None, type[HippoError]] = {
     "overloaded": OverloadedError,
     "unavailable": UnavailableError,
 }
-# Fields of a choice's delta with text; reasoning models begin with the second or third.
-_TEXT_FIELDS = ("content", "reasoning_content", "reasoning")
+_THOUGHT_FIELDS = ("reasoning", "reasoning_content")  # of a delta; some servers send both
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -22,6 +21,7 @@ class Answer:
     """One answer; times are seconds on the client's monotonic clock."""
 
     text: str
+    thought: str = ""  # what a model that thinks has thought before
     asked_s: float
     piece_s: tuple[float, ...]  # arrival of each piece of text; at least one
     token_ids: tuple[int, ...] = ()  # empty if the server does not send them
@@ -97,6 +97,7 @@ class AnswerReader:
     def __init__(self) -> None:
         self._rest = b""
         self._text: list[str] = []
+        self._thought: list[str] = []
         self._piece_s: list[float] = []
         self._token_ids: tuple[int, ...] = ()
         self._events: list[Mapping[str, Any]] = []
@@ -104,15 +105,16 @@ class AnswerReader:
         self._is_complete = False
         self._last_s = 0.0
 
-    def feed_data(self, data: bytes, at_s: float) -> list[str]:
-        """Returns the pieces of text that ``data``, received at ``at_s``, completes.
+    def feed_data(self, data: bytes, at_s: float) -> list[tuple[str, bool]]:
+        """Returns the pieces of text that ``data``, received at ``at_s``, completes, and of each
+        whether it is the thought's.
 
         Raises HippoError for an error event, with its message, and for an event without a JSON
         object.
         """
         *lines, self._rest = (self._rest + data).split(b"\n")
         self._last_s = at_s
-        pieces: list[str] = []
+        pieces: list[tuple[str, bool]] = []
         for line in lines:
             if not line.startswith(b"data:"):
                 continue
@@ -128,7 +130,8 @@ class AnswerReader:
                 shown = event[:200]
                 raise HippoError(f"the server sent an event that is no chat completion: {shown!r}")
             pieces += self._take_chunk(chunk, at_s)
-        self._text += pieces
+        for piece, is_thought in pieces:
+            (self._thought if is_thought else self._text).append(piece)
         return pieces
 
     def answer(self, asked_s: float) -> Answer:
@@ -137,6 +140,7 @@ class AnswerReader:
             raise UnavailableError("the answer broke off before its end")
         return Answer(
             text="".join(self._text),
+            thought="".join(self._thought),
             asked_s=asked_s,
             piece_s=tuple(self._piece_s) or (self._last_s,),
             token_ids=self._token_ids,
@@ -144,7 +148,7 @@ class AnswerReader:
             **self._told,
         )
 
-    def _take_chunk(self, chunk: Mapping[str, Any], at_s: float) -> list[str]:
+    def _take_chunk(self, chunk: Mapping[str, Any], at_s: float) -> list[tuple[str, bool]]:
         if error := chunk.get("error"):
             code = error.get("code") if isinstance(error, Mapping) else None
             kind = _KINDS.get(code, HippoError)
@@ -152,10 +156,11 @@ class AnswerReader:
         pieces = []
         for choice in chunk.get("choices") or ():
             delta = choice.get("delta") or {}
-            for name in _TEXT_FIELDS:
-                if piece := delta.get(name):
+            thought = next((found for name in _THOUGHT_FIELDS if (found := delta.get(name))), None)
+            for piece, is_thought in ((thought, True), (delta.get("content"), False)):
+                if piece:
                     self._piece_s.append(at_s)
-                    pieces.append(str(piece))
+                    pieces.append((str(piece), is_thought))
             # A hippo gateway sends all ids in the last chunk; vLLM sends each chunk's own ids.
             self._token_ids += tuple(choice.get("token_ids") or ())
             self._events += choice.get("events") or ()

@@ -117,13 +117,13 @@ class Connection:
         )
         self._has_asked = False
 
-    def ask(self, body: bytes, *, on_text: Callable[[str], object] | None = None) -> Answer:
+    def ask(self, body: bytes, *, on_text: Callable[[str, bool], object] | None = None) -> Answer:
         """Sends a chat completion request and returns the answer.
 
         Data is stored with its arrival time and parsed only at the end, so that the client takes
         little time from a core that it may share with the server. ``on_text``, if given, is called
-        with each piece of text on arrival. Raises the HippoError that fits the response's status,
-        with the server's message.
+        with each piece of text on arrival, and whether it is a thought's. Raises the HippoError
+        that fits the response's status, with the server's message.
         """
         parts: list[tuple[float, bytes]] = []
         shown = AnswerReader()
@@ -132,7 +132,7 @@ class Connection:
                 parts.append((time.perf_counter(), data))
                 if on_text is not None and response.status_code == 200:
                     for piece in shown.feed_data(data, 0.0):
-                        on_text(piece)
+                        on_text(*piece)
         whole = b"".join(data for _, data in parts)
         if response.status_code != 200:
             raise error_from(response.status_code, whole)

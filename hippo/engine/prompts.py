@@ -1,6 +1,7 @@
 """Turns a request into a prompt (decode, pre-process, check), outside the device thread."""
 
 import asyncio
+import json
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
@@ -102,6 +103,8 @@ class PromptReader:
             prompt, rows = await asyncio.get_running_loop().run_in_executor(
                 self._threads, self._prepare, request, media
             )
+        if masks is not None and prompt.thought_end_id is not None:
+            masks.begin_behind(prompt.thought_end_id)
         max_tokens = fitting_max_tokens(
             request, prompt.length, max_context_length=self._model.info.max_context_length
         )
@@ -126,7 +129,11 @@ class PromptReader:
     ) -> tuple[Prompt, CachedRows]:
         allows = request.allow_special_tokens
         prompt = self._model.prepare_prompt(
-            request.messages, media, request.frame_plan, allow_special_tokens=allows
+            request.messages,
+            media,
+            request.frame_plan,
+            allow_special_tokens=allows,
+            template_values=json.loads(request.template_values or "{}"),
         )
         prompt = salted(prompt, request.cache_salt)
         return prompt, cached_rows(prompt, request.cache_salt)

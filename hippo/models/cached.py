@@ -54,7 +54,11 @@ class CachedModel:
         self.frame_limits = self._prompts.frame_limits
         self.prepare_prompt = self._prompts.build_prompt
         self._tower = family.make_tower(pretrained)
-        self.info = replace(pretrained.info, video_hash=self._prompts.video_hash())
+        self.info = replace(
+            pretrained.info,
+            video_hash=self._prompts.video_hash(),
+            template_names=self._prompts.template_names,
+        )
         context, bytes_each = self.info.max_context_length, self.embedding.dtype.itemsize
         self.frame_bytes = pretrained.shape.frame_bytes(context)
         self.feature_bytes = pretrained.shape.feature_bytes(context, bytes_each=bytes_each)

@@ -305,7 +305,9 @@ async function answerQuestion(question, signal) {
   }
   view.finish();
   if (pair.error || pair.isCancelled) return;
-  state.messages = [...asked, { role: "assistant", content: pair.text }];
+  const said = { role: "assistant", content: pair.text };
+  if (pair.thought) said.reasoning = pair.thought;
+  state.messages = [...asked, said];
   find("question").value = "";
   find("anew").hidden = false;
   view.addFoot(

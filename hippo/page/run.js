@@ -84,7 +84,12 @@ export class Run {
   }
 
   get text() {
-    return this.tokens.map((token) => token.text).join("");
+    return textOf(this.tokens.filter((token) => !token.is_thought));
+  }
+
+  /** What a model that thinks has thought before. */
+  get thought() {
+    return textOf(this.tokens.filter((token) => token.is_thought));
   }
 
   get hasDraft() {
@@ -209,6 +214,10 @@ export class Run {
     this.forwards[forward] = { mode, start: shown, end: at, drafted, accepted };
     for (const token of event.tokens) this.tokens.push({ ...token, at, forward });
   }
+}
+
+function textOf(tokens) {
+  return tokens.map((token) => token.text).join("");
 }
 
 /** Returns a sentence about a token: who wrote it, and its place. */

@@ -21,6 +21,7 @@ export class TokenView {
     this._onToken = onToken;
     this._run = null;
     this._nodes = [];
+    this._thought = null; // folded
     this._pointed = -1;
   }
 
@@ -29,13 +30,20 @@ export class TokenView {
     if (run !== this._run) {
       this.node.replaceChildren();
       this._nodes = [];
+      this._thought = null;
       this._run = run;
     }
     for (const token of run.tokens.slice(this._nodes.length)) {
       const node = el("span", { className: `token ${token.source}`, textContent: token.text });
       this._nodes.push(node);
-      this.node.append(node);
+      if (token.is_thought && !this._thought) {
+        const title = el("summary", { textContent: "Thought" });
+        this._thought = el("details", { className: "thought" }, title);
+        this.node.append(this._thought);
+      }
+      (token.is_thought ? this._thought : this.node).append(node);
     }
+    if (this._thought) this._thought.hidden = run.tokens[0].at > time;
     for (const [index, node] of this._nodes.entries()) node.hidden = run.tokens[index].at > time;
   }
 

@@ -3,6 +3,7 @@
 An InvalidRequestError names the field in the protocol's spelling.
 """
 
+import json
 import math
 from collections.abc import Sequence
 from dataclasses import replace
@@ -49,6 +50,7 @@ def open_from_proto(message: pb.Open, *, num_token_ids: int) -> OpenRequest:
     """Returns the request; raises IncompatiblePairError first, for another protocol version."""
     check_version(message.protocol_version, peer="the client")
     _check_content(message)
+    _check_template_values(message.template_values)
     if message.max_tokens < 1:
         _refuse("max_tokens", "must be at least 1")
     if len(message.committed_ids) >= message.max_tokens:
@@ -136,6 +138,15 @@ def _check_content(message: pb.Open) -> None:
             if kind == "media_index" and part.media_index >= num_media:
                 problem = f"is {part.media_index}, but the request has {num_media} media items"
                 _refuse(f"{name}.media_index", problem)
+
+
+def _check_template_values(values: str) -> None:
+    try:
+        is_object = isinstance(json.loads(values or "{}"), dict)
+    except (ValueError, RecursionError):
+        is_object = False
+    if not is_object:
+        _refuse("template_values", "is no JSON object")
 
 
 def _check_frame_plan(plan: FramePlan) -> None:

@@ -59,12 +59,24 @@ class TokenMasks:
         is_end = np.zeros(-(-num_token_ids // 32) * 32, dtype=bool)
         is_end[list(self._end_ids)] = True
         self._ends: Words = np.packbits(is_end, bitorder="little").view(np.uint32)
+        self._begins_behind: int | None = None
         self._matcher = new_matcher()
         self._consumed: list[int] = []
         self._failure: tuple[int, str] | None = None  # the first row without a mask, and why
-        self._masks: Future[torch.Tensor] | None = Future()  # at first the prompt's row
-        self._masks.set_result(self._compute([], ()))
+        self._masks: Future[torch.Tensor] | None
+        self._compute_first()
         self.check((), ())
+
+    def begin_behind(self, token_id: int) -> None:
+        """The grammar begins behind the first ``token_id`` of the completion, the end of a thought,
+        in which every token is allowed. Called before any other method."""
+        self._begins_behind = token_id
+        self._compute_first()
+
+    def _compute_first(self) -> None:
+        """Computes the mask of the prompt's row."""
+        self._masks = Future()
+        self._masks.set_result(self._compute([], ()))
 
     @property
     def expected_ns(self) -> float:
@@ -124,8 +136,12 @@ class TokenMasks:
     def _compute(self, output_ids: list[int], draft_ids: tuple[int, ...]) -> torch.Tensor:
         began_ns = perf_counter_ns()
         rows = np.full((len(draft_ids) + 1, len(self._ends)), 0xFFFFFFFF, dtype=np.uint32)
-        row, failure = 0, self._follow(output_ids)
-        while not failure:
+        begin = self._begin_of_form([*output_ids, *draft_ids])
+        row = min(max(begin - len(output_ids), 0), len(rows))  # the rows before are of a thought
+        for index, words in enumerate(rows[:row], len(output_ids)):
+            self._hold_ends(words, index)
+        failure = self._follow(output_ids[begin:])
+        while not failure and row < len(rows):
             failure = self._fill(rows[row], len(output_ids) + row)
             if failure or row == len(draft_ids):
                 break
@@ -139,6 +155,14 @@ class TokenMasks:
         flags = np.unpackbits(octets, axis=1, count=self._num_ids, bitorder="little")
         self._took_ns = perf_counter_ns() - began_ns
         return torch.from_numpy(flags.view(np.bool_))
+
+    def _begin_of_form(self, token_ids: list[int]) -> int:
+        """Returns the index of the first token of the form; behind all ids if none is there."""
+        if self._begins_behind is None:
+            return 0
+        if self._begins_behind in token_ids:
+            return token_ids.index(self._begins_behind) + 1
+        return len(token_ids) + 1
 
     def _follow(self, output_ids: list[int]) -> str:
         """Brings the matcher to ``output_ids``, by their difference to the consumed ids; returns
@@ -166,11 +190,15 @@ class TokenMasks:
     def _fill(self, words: Words, index: int) -> str:
         """Writes the mask of completion index ``index``; returns a failure, or an empty string."""
         self._matcher.unsafe_compute_mask_ptr(words.ctypes.data, words.nbytes)
+        self._hold_ends(words, index)
+        return error_of(self._matcher)
+
+    def _hold_ends(self, words: Words, index: int) -> None:
+        """Excludes end tokens before ``min_tokens``."""
         if index < self._min_tokens:
             longer = words & ~self._ends
             if longer.any():  # a complete grammar ends the completion all the same
                 words[:] = longer
-        return error_of(self._matcher)
 
 
 def num_common(known: list[int], token_ids: Sequence[int]) -> int:

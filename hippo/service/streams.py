@@ -186,6 +186,7 @@ class SequenceStreams:
             queue_ns=perf_counter_ns() - queued_ns - read.preprocess_ns,
             preprocess_ns=read.preprocess_ns,
             media=prompt.media,
+            is_thinking=prompt.thought_end_id is not None,
         )
         sequence.announce_prompt(info, prompt)
         sequence.is_submitted = True

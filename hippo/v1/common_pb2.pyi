@@ -225,8 +225,11 @@ class ChatMessage(_message.Message):
 
     ROLE_FIELD_NUMBER: _builtins.int
     CONTENT_FIELD_NUMBER: _builtins.int
+    THOUGHT_FIELD_NUMBER: _builtins.int
     role: _builtins.str
     """"system", "user" or "assistant"."""
+    thought: _builtins.str
+    """What an assistant thought before it answered."""
     @_builtins.property
     def content(self) -> _containers.RepeatedCompositeFieldContainer[Global___ContentPart]:
         """The turn's pieces, in order."""
@@ -236,10 +239,11 @@ class ChatMessage(_message.Message):
         *,
         role: _builtins.str = ...,
         content: _abc.Iterable[Global___ContentPart] | None = ...,
+        thought: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["content", b"content", "role", b"role"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["content", b"content", "role", b"role", "thought", b"thought"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -651,6 +655,7 @@ class Open(_message.Message):
     MUST_NOT_WAIT_FIELD_NUMBER: _builtins.int
     ALLOW_SPECIAL_TOKENS_FIELD_NUMBER: _builtins.int
     CLIENT_FIELD_NUMBER: _builtins.int
+    TEMPLATE_VALUES_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
     """Names the request in logs on every side."""
     max_tokens: _builtins.int
@@ -682,6 +687,10 @@ class Open(_message.Message):
     client: _builtins.str
     """Name of the client, such as that of its API key: while others wait, a service decodes one media
     item of a client at a time. All that name none are one client.
+    """
+    template_values: _builtins.str
+    """A JSON object of what the request gives the chat template by GetModelResponse.template_names;
+    empty: nothing. A template does not get what it does not know.
     """
     @_builtins.property
     def messages(self) -> _containers.RepeatedCompositeFieldContainer[Global___ChatMessage]:
@@ -737,10 +746,11 @@ class Open(_message.Message):
         must_not_wait: _builtins.bool = ...,
         allow_special_tokens: _builtins.bool = ...,
         client: _builtins.str = ...,
+        template_values: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_num_top_logprobs", b"_num_top_logprobs", "frame_plan", b"frame_plan", "num_top_logprobs", b"num_top_logprobs", "pace", b"pace", "pruning", b"pruning", "sampling", b"sampling"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_num_top_logprobs", b"_num_top_logprobs", "allow_special_tokens", b"allow_special_tokens", "cache_salt", b"cache_salt", "client", b"client", "committed_ids", b"committed_ids", "end_token_ids", b"end_token_ids", "epoch", b"epoch", "frame_plan", b"frame_plan", "is_max_tokens_default", b"is_max_tokens_default", "max_tokens", b"max_tokens", "media", b"media", "messages", b"messages", "must_not_wait", b"must_not_wait", "num_top_logprobs", b"num_top_logprobs", "pace", b"pace", "protocol_version", b"protocol_version", "pruning", b"pruning", "request_id", b"request_id", "sampling", b"sampling", "without_guesses", b"without_guesses"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_num_top_logprobs", b"_num_top_logprobs", "allow_special_tokens", b"allow_special_tokens", "cache_salt", b"cache_salt", "client", b"client", "committed_ids", b"committed_ids", "end_token_ids", b"end_token_ids", "epoch", b"epoch", "frame_plan", b"frame_plan", "is_max_tokens_default", b"is_max_tokens_default", "max_tokens", b"max_tokens", "media", b"media", "messages", b"messages", "must_not_wait", b"must_not_wait", "num_top_logprobs", b"num_top_logprobs", "pace", b"pace", "protocol_version", b"protocol_version", "pruning", b"pruning", "request_id", b"request_id", "sampling", b"sampling", "template_values", b"template_values", "without_guesses", b"without_guesses"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__num_top_logprobs: _TypeAlias = _typing.Literal["num_top_logprobs"]  # noqa: Y015
     _WhichOneofArgType__num_top_logprobs: _TypeAlias = _typing.Literal["_num_top_logprobs", b"_num_top_logprobs"]  # noqa: Y015
@@ -818,6 +828,7 @@ class Prompt(_message.Message):
     QUEUE_NS_FIELD_NUMBER: _builtins.int
     PREPROCESS_NS_FIELD_NUMBER: _builtins.int
     MEDIA_FIELD_NUMBER: _builtins.int
+    IS_THINKING_FIELD_NUMBER: _builtins.int
     prompt_hash: _builtins.bytes
     """SHA-256 of the prompt's token ids as little-endian uint32."""
     num_prompt_tokens: _builtins.int
@@ -828,6 +839,8 @@ class Prompt(_message.Message):
     """Waiting for a slot."""
     preprocess_ns: _builtins.int
     """Video decoding and pre-processing."""
+    is_thinking: _builtins.bool
+    """The prompt ends inside a thought, with which the completion goes on."""
     @_builtins.property
     def media(self) -> _containers.RepeatedCompositeFieldContainer[Global___MediaUse]:
         """What the model sees of each item of Open.media, in the same order."""
@@ -841,10 +854,11 @@ class Prompt(_message.Message):
         queue_ns: _builtins.int = ...,
         preprocess_ns: _builtins.int = ...,
         media: _abc.Iterable[Global___MediaUse] | None = ...,
+        is_thinking: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["media", b"media", "num_prompt_tokens", b"num_prompt_tokens", "num_visual_tokens", b"num_visual_tokens", "preprocess_ns", b"preprocess_ns", "prompt_hash", b"prompt_hash", "queue_ns", b"queue_ns"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["is_thinking", b"is_thinking", "media", b"media", "num_prompt_tokens", b"num_prompt_tokens", "num_visual_tokens", b"num_visual_tokens", "preprocess_ns", b"preprocess_ns", "prompt_hash", b"prompt_hash", "queue_ns", b"queue_ns"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1173,6 +1187,7 @@ class GetModelResponse(_message.Message):
     TAKES_GRAMMARS_FIELD_NUMBER: _builtins.int
     CACHE_TOKENS_FIELD_NUMBER: _builtins.int
     FRAME_SAMPLING_FIELD_NUMBER: _builtins.int
+    TEMPLATE_NAMES_FIELD_NUMBER: _builtins.int
     protocol_version: _builtins.int
     """Version of this protocol; 1."""
     name: _builtins.str
@@ -1219,6 +1234,10 @@ class GetModelResponse(_message.Message):
     def media_dirs(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """Directories whose files the service opens by path (Media.path)."""
 
+    @_builtins.property
+    def template_names(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """What a request may give the chat template, sorted."""
+
     def __init__(
         self,
         *,
@@ -1240,10 +1259,11 @@ class GetModelResponse(_message.Message):
         takes_grammars: _builtins.bool = ...,
         cache_tokens: _builtins.int = ...,
         frame_sampling: _builtins.str = ...,
+        template_names: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cache_tokens", b"cache_tokens", "device", b"device", "device_uuids", b"device_uuids", "dtype", b"dtype", "end_token_ids", b"end_token_ids", "family", b"family", "frame_sampling", b"frame_sampling", "max_context_length", b"max_context_length", "media_dirs", b"media_dirs", "name", b"name", "num_parameters", b"num_parameters", "num_slots", b"num_slots", "num_token_ids", b"num_token_ids", "protocol_version", b"protocol_version", "takes_grammars", b"takes_grammars", "tokenizer_hash", b"tokenizer_hash", "tokenizer_json", b"tokenizer_json", "video_hash", b"video_hash"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cache_tokens", b"cache_tokens", "device", b"device", "device_uuids", b"device_uuids", "dtype", b"dtype", "end_token_ids", b"end_token_ids", "family", b"family", "frame_sampling", b"frame_sampling", "max_context_length", b"max_context_length", "media_dirs", b"media_dirs", "name", b"name", "num_parameters", b"num_parameters", "num_slots", b"num_slots", "num_token_ids", b"num_token_ids", "protocol_version", b"protocol_version", "takes_grammars", b"takes_grammars", "template_names", b"template_names", "tokenizer_hash", b"tokenizer_hash", "tokenizer_json", b"tokenizer_json", "video_hash", b"video_hash"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

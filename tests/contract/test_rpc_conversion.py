@@ -122,6 +122,8 @@ def test_what_a_bare_open_leaves_out_gets_the_defaults() -> None:
         ),
         ("media[0].kind", lambda m: m.media[0].ClearField("kind")),
         ("max_tokens", lambda m: m.ClearField("max_tokens")),
+        ("template_values", lambda m: setattr(m, "template_values", "[1]")),
+        ("template_values", lambda m: setattr(m, "template_values", "{")),
         ("committed_ids", lambda m: m.committed_ids.extend(range(49))),
         ("committed_ids", lambda m: m.committed_ids.extend([50])),
         ("end_token_ids", lambda m: m.end_token_ids.extend([50])),

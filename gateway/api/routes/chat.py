@@ -36,7 +36,7 @@ from hippo.errors import (
     UnavailableError,
 )
 from hippo.metrics import vllm
-from hippo.types import MediaKind, ModelInfo, OpenRequest
+from hippo.types import MediaKind, ModelInfo, OpenRequest, TextPart
 
 router = APIRouter(prefix="/v1", tags=["chat"])
 
@@ -149,9 +149,6 @@ class ChatResponse(Response):
         settings, backends = state.settings, state.backends
         plan = translate.speculation_plan(body.speculative, settings)
         info = backends.model(body.model)
-        texts = [part.text for message in body.messages for part in message.content if part.text]
-        text_limit = backends.pair(info.name).target.text_limit
-        num_text_tokens = await text_limit.count_tokens(texts, state.text_threads)
         request = translate.open_request(
             body,
             request_id=self._request_id,
@@ -162,6 +159,12 @@ class ChatResponse(Response):
             client=self._client,
             grammar=await structured.checked_grammar(body, state.trials),
         )
+        texts = [each.thought for each in request.messages]
+        parts = [part for each in request.messages for part in each.content]
+        texts += [part.text for part in parts if isinstance(part, TextPart)]
+        text_limit = backends.pair(info.name).target.text_limit
+        texts = [text for text in texts if text]
+        num_text_tokens = await text_limit.count_tokens(texts, state.text_threads)
         sources = media_fields.media_sources(body, info, self._owner)
         media = await state.media.read_media(sources, self._holding, owner=self._owner)
         key = b""
@@ -171,6 +174,7 @@ class ChatResponse(Response):
         pairs = backends.pairs(info.name, key)
         for each in pairs:
             structured.check_support(body, each.target.info or info)
+            translate.template_values(body, each.target.info or info)  # all know the names
         pair = pairs[0]
         can_calibrate = plan.is_default and plan.wants_draft and pair.draft is not None
         is_calibration = can_calibrate and pair.target.baseline.is_due(request.max_tokens)

@@ -9,7 +9,7 @@ A slot is the part of the KV cache that belongs to one sequence. Prompt tokens f
 A rollback is therefore only a smaller start index of the next step; nothing is copied or cleared.
 """
 
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
@@ -77,6 +77,7 @@ class Prompt:
     other_indices: torch.Tensor = NO_INDICES  # int64 [num_other_tokens]
     items: tuple[VisualItem, ...] = ()
     media: tuple[MediaUse, ...] = ()  # in the order of the request's media
+    thought_end_id: int | None = None  # of the thought that the prompt ends inside; None: of none
 
     @property
     def length(self) -> int:
@@ -206,14 +207,17 @@ class VideoLanguageModel(Protocol):
         frame_plan: FramePlan,
         *,
         allow_special_tokens: bool = False,
+        template_values: Mapping[str, Any] | None = None,
     ) -> Prompt:
         """Applies chat template and processor; runs on any thread, without a device.
 
         The names of control tokens in texts are text, or with ``allow_special_tokens`` control
-        tokens; then a text may not contain what stands for media.
+        tokens; then a text may not contain what stands for media. The template gets those of
+        ``template_values`` that it knows.
 
-        Raises InvalidRequestError for messages that the template refuses, MediaError for media that
-        the processor refuses, and ContextLengthError if the prompt alone fills the context.
+        Raises InvalidRequestError for messages or values that the template refuses, MediaError for
+        media that the processor refuses, and ContextLengthError if the prompt alone fills the
+        context.
         """
 
     def embed_visual(

@@ -11,7 +11,8 @@ from typing import Any
 
 import torch
 
-from hippo.errors import MediaError
+from hippo.base import thoughts
+from hippo.errors import InvalidRequestError, MediaError
 from hippo.media.limits import DecodeLimits
 from hippo.media.resizing import FrameLimits, fit_image, fit_size
 from hippo.media.sampling import resolve_plan
@@ -31,6 +32,7 @@ from hippo.models.prompts.messages import (
     prompt_hash,
     refuse_placeholders,
     render,
+    template_names,
 )
 from hippo.models.prompts.question import question_indices
 from hippo.types import ChatMessage, FramePlan, MediaKind, MediaUse
@@ -51,7 +53,9 @@ class PromptBuilder(ABC):
         max_context_length: int,
     ) -> None:
         self.frame_limits = frame_limits
+        self.template_names = template_names(processor)
         self._processor = processor
+        self._thought_ids = thoughts.thought_ids(processor.tokenizer.added_tokens_decoder)
         self._marks = marks
         self._control_tokens = ControlTokens(processor.tokenizer, marks.values())
         self._max_context_length = max_context_length
@@ -64,8 +68,11 @@ class PromptBuilder(ABC):
         frame_plan: FramePlan,
         *,
         allow_special_tokens: bool = False,
+        template_values: Mapping[str, Any] | None = None,
     ) -> Prompt:
         """Makes a request's prompt; raises as VideoLanguageModel.prepare_prompt does."""
+        given = template_values or {}
+        values = {name: given[name] for name in self.template_names if name in given}
         media = [resized(item, frame_plan, self.frame_limits) for item in media]
         ordered = media_in_order(messages, media)
         if allow_special_tokens:
@@ -77,7 +84,7 @@ class PromptBuilder(ABC):
         except ValueError as error:
             raise MediaError(f"the model's processor refuses the media: {error}") from error
         with self._lock:
-            rendered = render(self._processor, messages, media)
+            rendered = render(self._processor, messages, media, values)
             layouts = in_written_order(rendered, layouts, self._marks)
             text = lay_out_text(self._control_tokens.encode, rendered, layouts, self._marks)
             check_length(text.input_ids.shape[0], self._max_context_length)
@@ -86,9 +93,19 @@ class PromptBuilder(ABC):
                 self._processor,
                 messages,
                 media,
+                values,
                 rendered=rendered,
                 text=text,
                 visual_indices=visual,
+            )
+        _, thought_end_id = self._thought_ids or (None, None)
+        if not rendered.rstrip().endswith(thoughts.BEGIN):
+            thought_end_id = None
+        if thought_end_id is not None and given.get("enable_thinking") is False:
+            raise InvalidRequestError(
+                "chat_template_kwargs.enable_thinking is false, but this model's chat template "
+                "begins every answer with a thought",
+                param="chat_template_kwargs.enable_thinking",
             )
         positions = self.positions(text.input_ids, layouts, text.places, ordered)
         videos = [each.visual_grid for each in layouts if each.visual_grid is not None]
@@ -103,6 +120,7 @@ class PromptBuilder(ABC):
             other_indices=others,
             items=items,
             media=_media_use(media, ordered, items, videos),
+            thought_end_id=thought_end_id,
         )
 
     def video_hash(self) -> bytes:

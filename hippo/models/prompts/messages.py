@@ -2,11 +2,13 @@
 
 import dataclasses
 import hashlib
-from collections.abc import Iterable, Iterator, Sequence
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
-from jinja2 import TemplateError
+from jinja2 import Environment, TemplateError
+from jinja2.meta import find_undeclared_variables
 
 from hippo.errors import ContextLengthError, InvalidRequestError
 from hippo.models.interface.base import DecodedMedia
@@ -41,13 +43,36 @@ def media_in_order(
     return [media[index] for index in indices]
 
 
-def render(processor: Any, messages: Sequence[ChatMessage], media: Sequence[DecodedMedia]) -> str:
-    """Applies the chat template, with the generation prompt at the end.
+# What transformers gives a template, beside the names of special tokens and jinja's own.
+_GIVEN = {"messages", "tools", "documents", "add_generation_prompt", "raise_exception"}
+_GENERATION_TAG = re.compile(r"{%-?\s*(?:end)?generation\s*-?%}")  # only transformers knows it
 
-    Raises InvalidRequestError for messages that the template refuses.
+
+def template_names(processor: Any) -> tuple[str, ...]:
+    """Returns the names of what a request may give the chat template, sorted."""
+    template = processor.chat_template or ""
+    if isinstance(template, dict):
+        template = template.get("default", "")
+    environment = Environment(extensions=["jinja2.ext.loopcontrols"])
+    names = find_undeclared_variables(environment.parse(_GENERATION_TAG.sub("", template)))
+    names -= _GIVEN | environment.globals.keys() | {"strftime_now"}
+    return tuple(sorted(name for name in names if not name.endswith("_token")))
+
+
+def render(
+    processor: Any,
+    messages: Sequence[ChatMessage],
+    media: Sequence[DecodedMedia],
+    values: Mapping[str, Any] | None = None,
+) -> str:
+    """Applies the chat template, with the generation prompt at the end; ``values`` are what the
+    request gives it, by names that it knows.
+
+    Raises InvalidRequestError for messages and values that the template refuses.
     """
     conversation = [
         {
+            **({"reasoning_content": message.thought} if message.thought else {}),
             "role": message.role,
             "content": [
                 {"type": "text", "text": part.text}
@@ -60,9 +85,9 @@ def render(processor: Any, messages: Sequence[ChatMessage], media: Sequence[Deco
     ]
     try:
         text: str = processor.apply_chat_template(
-            conversation, tokenize=False, add_generation_prompt=True
+            conversation, tokenize=False, add_generation_prompt=True, **(values or {})
         )
-    except TemplateError as error:
+    except (TemplateError, TypeError, ValueError, ArithmeticError) as error:
         raise InvalidRequestError(
             f"the model's chat template refuses these messages: {error}", param="messages"
         ) from error
@@ -70,8 +95,10 @@ def render(processor: Any, messages: Sequence[ChatMessage], media: Sequence[Deco
 
 
 def texts_of(messages: Sequence[ChatMessage]) -> Iterator[str]:
-    """Yields the texts of all messages, in order."""
+    """Yields the texts of all messages, in order, thoughts before contents."""
     for message in messages:
+        if message.thought:
+            yield message.thought
         for part in message.content:
             if isinstance(part, TextPart):
                 yield part.text
@@ -83,6 +110,7 @@ def with_texts(messages: Sequence[ChatMessage], texts: Iterable[str]) -> list[Ch
     return [
         dataclasses.replace(
             message,
+            thought=next(others) if message.thought else "",
             content=tuple(
                 TextPart(next(others)) if isinstance(part, TextPart) else part
                 for part in message.content

@@ -10,7 +10,8 @@ then scored all the same, and the last row, from which the answer begins, is add
 """
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -27,6 +28,7 @@ def question_indices(
     processor: Any,
     messages: Sequence[ChatMessage],
     media: Sequence[DecodedMedia],
+    values: Mapping[str, Any] | None = None,
     *,
     rendered: str,
     text: LaidOutText,
@@ -42,7 +44,7 @@ def question_indices(
     if not visual_indices.shape[0]:
         return NO_INDICES
     length = text.input_ids.shape[0]
-    asked = _last_turn(processor, messages, media, rendered)
+    asked = _last_turn(processor, messages, media, values, rendered)
     if asked is None:
         question = torch.arange(int(visual_indices[-1]) + 1, length)
     else:
@@ -54,7 +56,11 @@ def question_indices(
 
 
 def _last_turn(
-    processor: Any, messages: Sequence[ChatMessage], media: Sequence[DecodedMedia], rendered: str
+    processor: Any,
+    messages: Sequence[ChatMessage],
+    media: Sequence[DecodedMedia],
+    values: Mapping[str, Any] | None,
+    rendered: str,
 ) -> list[tuple[int, int]] | None:
     """Returns the characters of ``rendered`` that are the last user turn's texts; None if the texts
     cannot be located."""
@@ -65,7 +71,8 @@ def _last_turn(
         if isinstance(part, TextPart)
     ]
     marked = with_texts(messages, itertools.repeat(_MARK))  # shows where the template places texts
-    literals = render(processor, marked, media).split(_MARK)
+    marked = [replace(m, thought=own.thought) for m, own in zip(marked, messages, strict=True)]
+    literals = render(processor, marked, media, values).split(_MARK)
     spans = _spans([text for text, _ in texts], literals, rendered)
     if spans is None:
         return None

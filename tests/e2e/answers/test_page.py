@@ -237,18 +237,32 @@ def test_a_recording_of_the_command_line_fits_400_pixels_in_both_schemes(
     assert (max(channels) < 60) == is_dark
 
 
-def test_the_text_of_a_model_is_only_text(page: Page, tmp_path: Path) -> None:
-    text = "<img src=x onerror=alert(1)></script><b>bold</b>"
-    token = {"id": 1, "index": 0, "text": text, "source": "target"}
+def _open(page: Page, path: Path, text: str, *tokens: dict[str, Any]) -> None:
+    """Shows a recording of these tokens, whose other texts are ``text``."""
+    told = [{"id": 1, "index": i, "source": "target", **each} for i, each in enumerate(tokens)]
     times = {"at": 9.0, "forward": 5.0, "wait": 0.0, "vision": 0.0, "context": 0}
     counts = {"num_draft_tokens": 0, "num_accepted_tokens": 0, "is_rejection": False}
-    verdict = {"type": "verdict", "forward_number": 0, "mode": "prefill", "tokens": [token]}
+    verdict = {"type": "verdict", "forward_number": 0, "mode": "prefill", "tokens": told}
     run = {"events": [verdict | times | counts], "hippo": None, "metrics": None, "error": None}
     turn = {"question": text, "note": text, "video": text, "runs": {"pair": run}}
-    path = tmp_path / "run.html"
     data = {"model": text, "made_at": "", "turns": [turn | {"selections": {}, "pictures": []}]}
     path.write_text(recording(data), "utf-8")
     page.goto(path.as_uri())
+
+
+def test_a_thought_is_folded(page: Page, tmp_path: Path) -> None:
+    thought = [{"text": each, "is_thought": True} for each in ("a ball", "?", "")]
+    _open(page, tmp_path / "run.html", "Is it?", *thought, {"text": "A ball."})
+    expect(page.locator(".answer > .token")).to_have_text("A ball.")
+    folded = page.get_by_text("a ball", exact=True)
+    expect(folded).to_be_hidden()
+    page.get_by_text("Thought").click()
+    expect(folded).to_be_visible()
+
+
+def test_the_text_of_a_model_is_only_text(page: Page, tmp_path: Path) -> None:
+    text = "<img src=x onerror=alert(1)></script><b>bold</b>"
+    _open(page, tmp_path / "run.html", text, {"text": text})
     expect(page.locator(".answer")).to_have_text(text)
     assert page.locator("main img, main b:not(.timeline-labels b), header b").count() == 0
 

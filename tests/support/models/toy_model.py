@@ -6,8 +6,9 @@ slot shows in its output.
 
 import hashlib
 import threading
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -96,6 +97,7 @@ class ToyModel:
         frame_plan: FramePlan,
         *,
         allow_special_tokens: bool = False,
+        template_values: Mapping[str, Any] | None = None,
     ) -> Prompt:
         ids: list[int] = []
         items: dict[MediaKind, list[VisualItem]] = {kind: [] for kind in MediaKind}

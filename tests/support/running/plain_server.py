@@ -22,6 +22,7 @@ class PlainServer:
 
     models: Sequence[str] = ("plain",)
     pieces: Sequence[str] = ("One", " and", " two.")
+    thought: str = ""  # before the pieces
     pause_s: float = 0.0  # before each piece
     api_key: str | None = None
     unknown: Sequence[str] = ()  # fields that it refuses by name
@@ -66,6 +67,8 @@ class PlainServer:
         self.num_open += 1
         self.most_open = max(self.most_open, self.num_open)
         try:
+            if self.thought:
+                yield _event({"choices": [{"delta": {"reasoning": self.thought}}]})
             for piece in self.pieces:
                 await asyncio.sleep(self.pause_s)
                 yield _event({"choices": [{"delta": {"content": piece}}]})

@@ -3,6 +3,7 @@
 import base64
 import io
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,10 @@ import pytest
 from PIL import Image
 
 from hippo.cli import main
+from hippo.cli.ask import ask
 from hippo.cli.record import pictures
+from hippo.client.requests import RequestForm, question_about
+from hippo.client.server import Server
 from tests.support.clips import video
 from tests.support.running.plain_server import PlainServer, serving
 
@@ -65,6 +69,30 @@ def test_a_file_that_is_refused_alone_gets_a_line(
     lines = _lines(out)
     assert [line["path"] for line in lines] == NAMES
     assert [line["path"] for line in lines if "error" in line] == ["b.mp4"]
+
+
+def test_the_lines_of_a_model_that_thinks_have_its_thoughts_apart(
+    folder: Path, tmp_path: Path
+) -> None:
+    out = tmp_path / "captions.jsonl"
+    with serving(PlainServer(thought="Hm.\n", pieces=["\n\n", "A ball."])) as plain:
+        assert main([*_command(plain, folder, out), "--no-thinking"]) == 0
+    for line in _lines(out):
+        assert (line["answer"], line["reasoning"]) == ("A ball.", "Hm.\n")
+    assert all(body["chat_template_kwargs"] == {"enable_thinking": False} for body in plain.bodies)
+
+
+@pytest.mark.parametrize("is_terminal", [True, False])
+def test_a_thought_is_dim_on_a_terminal(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, is_terminal: bool
+) -> None:
+    form = RequestForm(model="plain", max_tokens=8, temperature=0.0)
+    with serving(PlainServer(thought="Hm.", pieces=["Yes."])) as plain:
+        monkeypatch.setattr(sys.stdout, "isatty", lambda: is_terminal)
+        answer = ask(Server(plain.url), form.request(question_about("Is it?")).body())
+    assert (answer.thought, answer.text) == ("Hm.", "Yes.")
+    shown = "\x1b[2mHm.\x1b[22mYes.\n" if is_terminal else "Hm.Yes.\n"
+    assert capsys.readouterr().out == shown
 
 
 @pytest.mark.parametrize("container", ["mp4", "mpegts"])  # a transport stream does not start at 0

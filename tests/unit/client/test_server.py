@@ -120,7 +120,7 @@ def test_errors_have_the_class_of_their_status_and_the_servers_words() -> None:
 
 
 def test_an_error_of_the_reader_is_its_own_and_the_next_request_is_answered() -> None:
-    def stop(piece: str) -> None:
+    def stop(piece: str, is_thought: bool) -> None:
         raise BrokenPipeError
 
     request = FORM.request(QUESTION).body()
@@ -194,19 +194,24 @@ def test_tokens_are_counted_by_ids_else_usage_else_pieces() -> None:
 
 
 def test_chunks_may_have_token_ids_of_their_own_cached_tokens_and_reasoning() -> None:
-    chunks = [
-        event({"choices": [{"delta": {field: piece}, "token_ids": ids}]})
-        for field, piece, ids in (("reasoning_content", "hm", [1]), ("content", "yes", [2, 3]))
-    ]
+    deltas = (
+        ({"reasoning": "h", "reasoning_content": "h"}, [1]),
+        ({"reasoning_content": "m", "content": "y"}, [2]),
+        ({"content": "es"}, [3]),
+    )
+    chunks = [event({"choices": [{"delta": each, "token_ids": ids}]}) for each, ids in deltas]
     usage = event({"usage": {"prompt_tokens_details": {"cached_tokens": 64}}})
     answer = read_answer([(1.0, b"".join([*chunks, usage, DONE]))], asked_s=0.0)
-    assert (answer.text, answer.token_ids, answer.num_cached_tokens) == ("hmyes", (1, 2, 3), 64)
+    assert (answer.text, answer.token_ids, answer.num_cached_tokens) == ("yes", (1, 2, 3), 64)
+    assert (answer.thought, answer.piece_s) == ("hm", (1.0,) * 4)
 
 
 def test_comments_carriage_returns_and_missing_spaces_are_read() -> None:
     reader = AnswerReader()
     assert reader.feed_data(b": keep-alive\r\n\r\n", 1.0) == []
-    assert reader.feed_data(b'data:{"choices":[{"delta":{"content":"a"}}]}\r\n\r\n', 2.0) == ["a"]
+    assert reader.feed_data(b'data:{"choices":[{"delta":{"content":"a"}}]}\r\n\r\n', 2.0) == [
+        ("a", False)
+    ]
     assert reader.feed_data(b'data: {"choices":[{"delta":null}]}\r\ndata: [DONE]\r\n', 3.0) == []
     assert reader.answer(0.0).piece_s == (2.0,)
 

@@ -239,3 +239,41 @@ def test_ids_that_break_the_grammar_are_an_error(compiler: GrammarCompiler) -> N
     masks.start(_ids("ab"), ())
     with pytest.raises(HippoError, match="does not follow"):
         masks.take()
+
+
+@settings(max_examples=80, deadline=None)
+@given(data=st.data())
+def test_behind_a_thought_the_masks_are_those_of_the_form_alone(
+    compiler: GrammarCompiler, data: st.DataObject
+) -> None:
+    """Whatever of the thought was settled and whatever guessed; within it every token is allowed,
+    except end tokens before min_tokens."""
+    mark = NUM_IDS - 1
+    min_tokens = data.draw(st.integers(0, 8))
+    masks = _regex(compiler, "(ab|abc|x)*1+", min_tokens=min_tokens)
+    masks.begin_behind(mark)
+    everything = set(range(NUM_IDS))
+    thought = data.draw(st.lists(st.integers(0, mark - 1), max_size=5))
+    form = data.draw(st.sampled_from(["", "ab", "abc1", "x11", "c", "abx"]))
+    ids = [*thought, *data.draw(st.sampled_from([[mark], []]))]
+    if mark in ids:
+        ids += [*_ids(form), *data.draw(st.sampled_from([[], [mark]]))]
+    for _ in range(3):
+        num_settled = data.draw(st.integers(0, len(ids)))
+        if mark in ids[:num_settled]:  # what is settled follows the form
+            num_settled = min(num_settled, len(thought) + 1 + (form != "c") * len(_ids(form)))
+        rows = _allowed(masks, ids[:num_settled], ids[num_settled:])
+        for row, allowed in enumerate(rows, num_settled):
+            held = {END, OTHER_END} if row < min_tokens else set()
+            if row <= len(thought) or mark not in ids[:row]:
+                assert allowed == everything - held
+                continue
+            said = ids[len(thought) + 1 : row]
+            alone = _regex(
+                compiler, "(ab|abc|x)*1+", min_tokens=max(min_tokens - row + len(said), 0)
+            )
+            prefix = _allowed(alone, [], said)
+            if any(one not in able for one, able in zip(said, prefix, strict=False)):
+                assert allowed == everything  # never used
+            else:
+                assert allowed == prefix[-1]
