@@ -140,7 +140,8 @@ class EventLog:
     def _token(self, verdict: Verdict, place: int, *, is_last: bool) -> schemas.EventToken:
         index, token_id = verdict.start_index + place, verdict.token_ids[place]
         is_end = verdict.finish_reason is FinishReason.STOP and place + 1 == len(verdict.token_ids)
-        text, is_thought = ("", False) if is_end else self._reader.add_token(token_id)
+        thinks = self._reader.is_thinking
+        text, is_thought = ("", thinks) if is_end else self._reader.add_token(token_id)
         if is_last and verdict.finish_reason is not None:
             text += self._reader.flush_text()
         told: dict[str, Any] = {"text": text, **({"is_thought": True} if is_thought else {})}

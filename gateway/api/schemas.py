@@ -162,7 +162,10 @@ def _plain_values(values: dict[str, Any]) -> dict[str, Any]:
     for name, value in values.items():
         is_word = isinstance(value, str) and _TEMPLATE_WORD.fullmatch(value)
         if not (is_word or value is None or isinstance(value, bool | int | float)):
-            raise refusal(f"{name:.60} is neither true, false, a number nor a word")
+            raise refusal(
+                f"{name:.60} is neither true, false, a number nor a word (letters, digits, spaces "
+                "and .,+-, at most 64)"
+            )
     return {name: value for name, value in values.items() if value is not None}
 
 

@@ -79,8 +79,11 @@ def template_values(request: ChatCompletionRequest, info: ModelInfo) -> dict[str
     if effort is not None and (effort == "none" or "enable_thinking" in known):
         given.setdefault("enable_thinking", effort != "none")
     for name, value in given.items():
-        # No model that never thinks needs it; for one that always does, its services refuse it.
-        if name not in known and not (name == "enable_thinking" and value is False):
+        if name == "enable_thinking":
+            if not isinstance(value, bool):
+                raise field_error(f"chat_template_kwargs.{name}", "must be true or false")
+            continue  # without such a switch, the services refuse what the template does not do
+        if name not in known:
             names = ", ".join(known) or "none"
             why = f"is not known to the chat template of {info.name}; its names are: {names}"
             raise field_error(f"chat_template_kwargs.{shorten(name)}", why)

@@ -38,13 +38,15 @@ def check_pair(draft: ModelInfo, target: ModelInfo) -> None:
 
 
 def _advice(target: ModelInfo) -> str:
-    """Names the published models of the target's family that are smaller by a tenth or more;
-    transformers calls a family's form with experts FAMILY_moe."""
+    """Names the published models of the target's family that are smaller by a tenth or more, and
+    think as it does, because their prompts differ otherwise; transformers calls a family's form
+    with experts FAMILY_moe."""
     family = target.family.removesuffix("_moe")
     drafts = [
         name
         for name, config in PUBLIC_CONFIGS.items()
         if config["model_type"] == family
+        and ("Thinking" in name) == ("Thinking" in target.name)
         and find_shape(name).num_parameters < 0.9 * target.num_parameters
     ]
     if not drafts:

@@ -250,6 +250,8 @@ class CaptionRun:
             question = question_about(self._prompt, media, name=name, seed=self._given.seed)
             body = self._form.request(question).body()
             answer = self._patiently(lambda: connection.ask(body))
+        if answer.thought and not answer.text.strip() and answer.finish_reason == "length":
+            return {"error": "the thought took all of --max-tokens: raise it, or --no-thinking"}
         line: Line = {"answer": answer.text}
         if answer.thought:
             line = {"answer": answer.text.lstrip(), "reasoning": answer.thought}

@@ -5,6 +5,7 @@ beside the computations; NCCL would need streams and a watchdog of its own, and 
 processes on one GPU.
 """
 
+import contextlib
 import math
 import mmap
 import os
@@ -13,7 +14,8 @@ from typing import Any
 
 import torch
 
-from hippo.catalog.sizes import MOST_CHUNK_ROWS
+from hippo.catalog.sizes import GIB, MOST_CHUNK_ROWS, SCORED_ROWS
+from hippo.errors import ModelLoadError
 from hippo.models.loading.pretrained import Pretrained
 
 _ALIGNMENT = 64  # bytes; of a processor's cache line
@@ -75,7 +77,7 @@ class HelpMemory:
     def __init__(self, shape: LayerShape, num_rows: int, file: int, device: torch.device) -> None:
         """``num_rows``: of the longest prompt; ``device``: of the process's layers."""
         self._shape, self.device = shape, device
-        row, heads = shape.num_layers * MOST_CHUNK_ROWS * shape.head_dim, shape.num_heads
+        row, scored = shape.num_layers * shape.head_dim, min(MOST_CHUNK_ROWS, SCORED_ROWS)
         sizes = [
             (shape.dtype, num_rows * shape.hidden_size),
             (torch.complex64, num_rows * shape.head_dim // 2),
@@ -83,15 +85,14 @@ class HelpMemory:
         ]
         sizes += [
             (shape.dtype, MOST_CHUNK_ROWS * shape.hidden_size),
-            (shape.cache_dtype, 2 * row * shape.num_kv_heads),
-            (shape.cache_dtype, row * heads),
+            (shape.cache_dtype, 2 * row * MOST_CHUNK_ROWS * shape.num_kv_heads),
+            (shape.cache_dtype, row * scored * shape.num_heads),
         ] * self.num_chunks
         num_bytes = [-(-dtype.itemsize * size // _ALIGNMENT) * _ALIGNMENT for dtype, size in sizes]
         os.ftruncate(file, sum(num_bytes))  # pages that nobody has written take no memory
         whole = torch.frombuffer(mmap.mmap(file, sum(num_bytes)), dtype=torch.uint8)
-        if device.type == "cuda":  # without it the copies are right too, and wait
-            runtime: Any = torch.cuda.cudart()  # type: ignore[no-untyped-call]
-            runtime.cudaHostRegister(whole.data_ptr(), sum(num_bytes), 0)
+        if device.type == "cuda":
+            _pin(whole, device)
         parts = [
             part[: dtype.itemsize * size].view(dtype)
             for part, (dtype, size) in zip(torch.split(whole, num_bytes), sizes, strict=True)
@@ -118,4 +119,16 @@ class HelpMemory:
             hidden.view(-1, shape.hidden_size)[:num_rows],
             cached[: math.prod(sizes)].view(sizes),
             queries[: math.prod(tapped)].view(tapped),
+        )
+
+
+def _pin(memory: torch.Tensor, device: torch.device) -> None:
+    """Pins memory for copies from and to ``device``; raises ModelLoadError."""
+    runtime: Any = torch.cuda.cudart()  # type: ignore[no-untyped-call]
+    if code := int(runtime.cudaHostRegister(memory.data_ptr(), memory.nbytes, 0)):
+        with contextlib.suppress(RuntimeError):
+            torch.zeros(1, device=device)  # the next kernel would raise the error
+        raise ModelLoadError(
+            f"{memory.nbytes / GIB:.1f} GiB of the host's memory, which a prefill helper needs, "
+            f"cannot be pinned (CUDA error {code}): lower --max-context-length"
         )

@@ -3,6 +3,7 @@
 import logging
 import os
 import threading
+import time
 from concurrent.futures import Future
 from dataclasses import replace
 from functools import partial
@@ -28,7 +29,7 @@ from hippo.pruning.select import default_score_layers
 
 _log = logging.getLogger(__name__)
 
-_LONGEST_PAUSE_S = 60.0  # as `hippo up` has it for a draft
+_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 1.0, 60.0  # as `hippo up` has them for a draft
 
 
 class HelpedSource:
@@ -58,7 +59,8 @@ class HelpedSource:
         self._file = shared_file(0)  # in memory, shared with each process of the helper
         self._processes: FollowerProcesses | None = None
         self._restarting: threading.Thread | None = None
-        self._pause_s = 1.0
+        self._pause_s = _FIRST_PAUSE_S
+        self._began_s = 0.0  # when the present process was ready
 
     def load(self, progress: Progress) -> VideoLanguageModel:
         """Returns the model, when its helper is ready or cannot start; raises HippoError."""
@@ -85,11 +87,14 @@ class HelpedSource:
         )
         shape = layer_shape(loaded, helper_plan.first_layers)
         num_rows = loaded.cache.shape.capacity
-        memory = HelpMemory(shape, num_rows, self._file, loaded.cache.device)
-        link = HelperLink(memory, shape.num_layers)
         try:
+            with self._lock:
+                if self._is_closing.is_set():
+                    raise UnavailableError("the service is stopping")
+                memory = HelpMemory(shape, num_rows, self._file, loaded.cache.device)
+            link = HelperLink(memory, shape.num_layers)
             self._connect(processes, link, Setup(helper_plan, num_rows))
-        except HippoError as error:
+        except (HippoError, OSError) as error:
             if self._is_closing.is_set():
                 raise
             _log.error("prompts are read without a helper: %s", error)
@@ -150,6 +155,7 @@ class HelpedSource:
         processes.send_command(setup)
         processes.wait_ready()
         link.use(processes.send_command)
+        self._began_s = time.monotonic()
         processes.lost.add_done_callback(partial(self._note_end, processes, link, setup))
 
     def _note_end(
@@ -160,6 +166,8 @@ class HelpedSource:
         ended: "Future[HippoError]",
     ) -> None:
         link.lose()
+        if time.monotonic() - self._began_s > _LONGEST_PAUSE_S:
+            self._pause_s = _FIRST_PAUSE_S
         _log.error("%s; until it runs again, prompts are read without it", ended.result().message)
         self._restarting = threading.Thread(
             target=self._restart, args=(processes, link, setup), name="helper", daemon=True

@@ -39,7 +39,7 @@ class HelpedModel(CachedModel):
         super().__init__(loaded, family)
         self.helper: HelperLink | None = None
         self._feature_parts = loaded.shape.tower.feature_parts
-        self._speed = _Speed(self.num_layers)
+        self._speed = _Speed(self.num_layers, is_queued=self.embedding.is_cuda)
 
     def prefill(
         self,
@@ -156,7 +156,7 @@ class HelpedModel(CachedModel):
             if self._take_chunk(state, _LONGEST_WAIT_S):
                 return
             patience_s -= perf_counter() - began_s
-            if patience_s <= 0 or state.helper.is_lost:
+            if patience_s <= 0 or state.help.is_cut:
                 state.close()
             yield None
 
@@ -218,8 +218,10 @@ class _Speed:
     """How long a row takes in a layer here: in the last prefill without help of as many rows as a
     chunk has at least, or before one in the last shorter prefill, whose rows take longer."""
 
-    def __init__(self, num_layers: int) -> None:
-        self._num_layers = num_layers
+    def __init__(self, num_layers: int, *, is_queued: bool) -> None:
+        """``is_queued``: a piece is not over when it has returned, as on a GPU; the time between
+        two pieces then counts."""
+        self._num_layers, self._is_queued = num_layers, is_queued
         self._seconds_each = 0.0
         self._is_of_many_rows = False
 
@@ -231,12 +233,13 @@ class _Speed:
         self, pieces: Generator[torch.Tensor | None], num_rows: int
     ) -> Generator[torch.Tensor | None]:
         """Yields from a prefill of all layers, and takes the time of its pieces."""
-        seconds = 0.0
+        seconds, began_s = 0.0, perf_counter()
         try:
             while True:
-                began_s = perf_counter()
+                began_s = began_s if self._is_queued else perf_counter()
                 piece = next(pieces, _OVER)
-                seconds += perf_counter() - began_s
+                seconds += (now_s := perf_counter()) - began_s
+                began_s = now_s
                 if isinstance(piece, str):
                     break
                 yield piece
@@ -303,6 +306,7 @@ class _HelpedPrefill:
 
     def _feed_until(self, row: int) -> None:
         """Gives the helper each part that ends at ``row`` at the latest."""
+        self.helper.send_pending()
         while (help_ := self.help) is not None and help_.num_fed < len(help_.command.parts()):
             first, end = help_.command.parts()[help_.num_fed]
             if end > row:
@@ -312,8 +316,9 @@ class _HelpedPrefill:
                 inputs.hidden.copy_(self.hidden[first:end], non_blocking=True)
                 inputs.rotary.copy_(self.rotary[first:end], non_blocking=True)
                 if num_added := len(inputs.added):
-                    features = self.added_to(first, end)[:num_added]
-                    inputs.added.copy_(features, non_blocking=True)
+                    added = self.added_to(first, end)[:num_added]
+                    for place, features in zip(inputs.added, added, strict=True):
+                        place.copy_(features, non_blocking=True)
 
     def added_to(self, first: int, end: int) -> torch.Tensor:
         """Returns what is added behind the first layers to the rows ``first:end`` ``[num_added,

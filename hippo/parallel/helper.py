@@ -102,8 +102,8 @@ class PrefillHelper:
         chunk.hidden.copy_(hidden, non_blocking=True)
         own = self._cache.first_layers(self._num_layers, _SLOT, first, end)
         chunk.cached.copy_(own, non_blocking=True)
-        for layer, (given,) in queries.items():
-            chunk.queries[layer].copy_(given, non_blocking=True)
+        for layer, place in enumerate(chunk.queries[: len(queries)]):
+            place.copy_(queries[layer][0], non_blocking=True)
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
         self._num_free -= 1

@@ -26,6 +26,7 @@ class Help:
     num_taken: int = 0  # chunks
     # True for each chunk that has come, and False when nothing more can come.
     ready: "queue.SimpleQueue[bool]" = field(default_factory=queue.SimpleQueue)
+    is_over: bool = False  # the helper is done with it
     is_cut: bool = False  # the helper has ended
     is_left: bool = False  # the model needs nothing more
 
@@ -47,9 +48,10 @@ class HelperLink:
     @property
     def is_free(self) -> bool:
         """Whether the helper can begin with a prompt."""
-        self._send_pending()
-        if (help_ := self._current) is not None and help_.is_cut and help_.is_left:
-            self._current = None
+        self.send_pending()
+        if (help_ := self._current) is not None and help_.is_left:
+            if help_.is_over or help_.is_cut:
+                self._current = None
         return self._current is None and not self._pending and not self.is_lost
 
     def use(self, send_command: SendCommand) -> None:
@@ -62,7 +64,8 @@ class HelperLink:
         help_ = self._current = Help(command)
         self._send(command)
         if self.is_lost:  # since it was free
-            self.lose()
+            help_.is_cut = True
+            help_.ready.put(False)
         return help_
 
     @contextlib.contextmanager
@@ -77,7 +80,7 @@ class HelperLink:
     def take(self, help_: Help, timeout_s: float) -> Chunk | None:
         """Returns the next chunk, to be given back, or None if none has come within the time or
         none will come."""
-        self._send_pending()
+        self.send_pending()
         try:
             is_ready = help_.ready.get(timeout=timeout_s) if timeout_s else help_.ready.get_nowait()
         except queue.Empty:
@@ -98,7 +101,7 @@ class HelperLink:
     def leave(self, help_: Help) -> None:
         """Expects nothing more of a prompt; the helper is free when it knows."""
         help_.is_left = True
-        if self._current is help_:
+        if not help_.is_over:
             self._send(Told(help_.command.number, Step.ABANDONED))
 
     def next_number(self) -> int:
@@ -113,11 +116,11 @@ class HelperLink:
         if news.step is Step.READY:
             help_.ready.put(True)
         else:
-            self._current = None
+            help_.is_over = True
 
     def lose(self) -> None:
         """Ends the use of the helper, which has ended; what has come stays."""
-        self.is_lost = True
+        self.is_lost, self._send_command = True, None
         if (help_ := self._current) is not None:
             help_.is_cut = True
             help_.ready.put(False)
@@ -127,15 +130,17 @@ class HelperLink:
             event = torch.cuda.Event()  # type: ignore[no-untyped-call]
             event.record(torch.cuda.current_stream(device))
             self._pending.append((event, command))
-            self._send_pending()
+            self.send_pending()
         else:
             self._send(command)
 
-    def _send_pending(self) -> None:
+    def send_pending(self) -> None:
+        """Tells of the copies that a GPU has made since."""
         while self._pending and self._pending[0][0].query():  # type: ignore[no-untyped-call]
             self._send(self._pending.popleft()[1])
 
     def _send(self, command: Command) -> None:
-        assert self._send_command is not None
-        with contextlib.suppress(UnavailableError):  # ``lose`` is called soon
-            self._send_command(command)
+        send = self._send_command
+        if send is not None:
+            with contextlib.suppress(UnavailableError):  # ``lose`` is called soon
+                send(command)

@@ -101,12 +101,15 @@ class PromptBuilder(ABC):
         _, thought_end_id = self._thought_ids or (None, None)
         if not rendered.rstrip().endswith(thoughts.BEGIN):
             thought_end_id = None
-        if thought_end_id is not None and given.get("enable_thinking") is False:
-            raise InvalidRequestError(
-                "chat_template_kwargs.enable_thinking is false, but this model's chat template "
-                "begins every answer with a thought",
-                param="chat_template_kwargs.enable_thinking",
-            )
+        wanted = given.get("enable_thinking")
+        if "enable_thinking" not in values and wanted in (True, False):
+            if wanted != (thought_end_id is not None):
+                does = "begins no" if wanted else "begins every"
+                raise InvalidRequestError(
+                    f"enable_thinking is {str(wanted).lower()}, but this model's chat template has "
+                    f"no such switch and {does} answer with a thought; leave it out",
+                    param="chat_template_kwargs.enable_thinking",
+                )
         positions = self.positions(text.input_ids, layouts, text.places, ordered)
         videos = [each.visual_grid for each in layouts if each.visual_grid is not None]
         return Prompt(

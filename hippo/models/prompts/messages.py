@@ -45,7 +45,9 @@ def media_in_order(
 
 # What transformers gives a template, beside the names of special tokens and jinja's own.
 _GIVEN = {"messages", "tools", "documents", "add_generation_prompt", "raise_exception"}
-_GENERATION_TAG = re.compile(r"{%-?\s*(?:end)?generation\s*-?%}")  # only transformers knows it
+_GENERATION_TAG = re.compile(
+    r"{%[-+]?\s*(?:end)?generation\s*[-+]?%}"
+)  # only transformers knows it
 
 
 def template_names(processor: Any) -> tuple[str, ...]:
@@ -88,8 +90,11 @@ def render(
             conversation, tokenize=False, add_generation_prompt=True, **(values or {})
         )
     except (TemplateError, TypeError, ValueError, ArithmeticError) as error:
+        refused, param = "messages", "messages"
+        if values:
+            refused, param = "messages or chat_template_kwargs", "chat_template_kwargs"
         raise InvalidRequestError(
-            f"the model's chat template refuses these messages: {error}", param="messages"
+            f"the model's chat template refuses these {refused}: {error}", param=param
         ) from error
     return text
 

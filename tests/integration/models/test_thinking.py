@@ -139,7 +139,7 @@ async def test_a_request_says_whether_and_how_the_model_thinks(
             "chat_template_kwargs.thinking",
             "its names are: enable_thinking, preserve_thinking, reasoning_effort",
         ),
-        ({"reasoning_effort": "medium"}, "messages", "no such effort"),
+        ({"reasoning_effort": "medium"}, "chat_template_kwargs", "no such effort"),
     ):
         answer = await http.post(CHAT, json=body(folder, **fields))
         assert answer.status_code == 400
@@ -175,6 +175,7 @@ async def test_a_template_that_always_thinks_says_so(folder: Path) -> None:
     async with serving(folder / "always", folder / "draft") as http:
         told = await ask(http, body(folder))
         assert told["choices"][0]["message"]["reasoning"]
+        await ask(http, body(folder, chat_template_kwargs={"enable_thinking": True}))
         off = body(folder, chat_template_kwargs={"enable_thinking": False})
         answer = await http.post(CHAT, json=off)
         assert answer.status_code == 400

@@ -37,7 +37,7 @@ def _open(names: tuple[str, ...], **fields: Any) -> OpenRequest:
     [
         ((), {}, {}),
         ((), {"chat_template_kwargs": {}}, {}),
-        ((), {"chat_template_kwargs": {"enable_thinking": False}}, {"enable_thinking": False}),
+        ((), {"chat_template_kwargs": {"enable_thinking": True}}, {"enable_thinking": True}),
         ((), {"reasoning_effort": "none"}, {"enable_thinking": False}),
         (QWEN, {"chat_template_kwargs": {"add_vision_id": True, "other": None}},
          {"add_vision_id": True}),
@@ -57,10 +57,10 @@ def test_the_template_is_given_what_it_knows(
 @pytest.mark.parametrize(
     ("names", "fields", "param", "why"),
     [
-        ((), {"chat_template_kwargs": {"enable_thinking": True}},
-         "chat_template_kwargs.enable_thinking", "its names are: none"),
-        ((), {"chat_template_kwargs": {"enable_thinking": 0}},
-         "chat_template_kwargs.enable_thinking", "is not known"),
+        ((), {"chat_template_kwargs": {"x": True}},
+         "chat_template_kwargs.x", "its names are: none"),
+        (QWEN, {"chat_template_kwargs": {"enable_thinking": "false"}},
+         "chat_template_kwargs.enable_thinking", "must be true or false"),
         (QWEN, {"chat_template_kwargs": {"thinking": False}},
          "chat_template_kwargs.thinking", "its names are: add_vision_id, enable_thinking"),
         (QWEN, {"reasoning_effort": "high"}, "reasoning_effort", "knows no efforts"),

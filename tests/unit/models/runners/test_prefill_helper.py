@@ -2,8 +2,9 @@
 
 import dataclasses
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 from unittest.mock import Mock
 
 import pytest
@@ -68,12 +69,17 @@ def following(model: HelpedModel, slot: int) -> torch.Tensor:
     return model.forward(StepPlan((SequenceRows(slot, 0, IDS),))).clone()
 
 
-def wait_until_free(model: HelpedModel) -> None:
-    assert model.helper is not None
+def wait_until(is_so: Callable[[], bool]) -> None:
     deadline = time.monotonic() + 20
-    while not model.helper.is_free:
+    while not is_so():
         assert time.monotonic() < deadline
         time.sleep(0.005)
+
+
+def wait_until_free(model: HelpedModel) -> None:
+    helper = model.helper
+    assert helper is not None
+    wait_until(lambda: helper.is_free)
 
 
 def several(model: HelpedModel) -> Prompt:
@@ -111,11 +117,23 @@ def test_scores_come_before_the_model_has_run_its_last_chunks(
     monkeypatch.setattr(HelpMemory, "num_chunks", 64)  # the helper waits for no place
     with helped_model(target_checkpoint, 1) as (model, _):
         prompt, tap = several(model), AttentionTap(1)
-        pieces = begin_help(model, 0, prompt, tap).run()
+        help: Any = begin_help(model, 0, prompt, tap)
+        pieces = help.run()
         next(pieces)
-        wait_until_free(model)  # the helper has computed all
+        wait_until(lambda: help.help.is_over)
         num_pieces = sum(tap.layer_scores is not None for _ in pieces)
     assert num_pieces > 2  # pieces are run behind the one that has the scores
+
+
+def test_the_helper_may_have_more_layers_than_are_scored(target_checkpoint: Path) -> None:
+    taps = [AttentionTap(1), AttentionTap(1)]
+    with helped_model(target_checkpoint, 2) as (model, _):
+        prompt = several(model)
+        expected = prefill(model, 0, prompt, tap=taps[0])
+        help = begin_help(model, 1, prompt, taps[1])
+        assert_close(logits_of(help), expected)
+        assert help.num_rows == prompt.length
+    torch.testing.assert_close(taps[1].layer_scores, taps[0].layer_scores, rtol=1e-3, atol=1e-6)
 
 
 @pytest.mark.skipif(not has_packages(), reason="the group quantized is not installed")
