@@ -196,6 +196,10 @@ def _qwen3_tower(vision: Mapping[str, Any], width: int) -> Tower:
     )
 
 
+def _qwen3_5_tower(vision: Mapping[str, Any], width: int) -> Tower:
+    return _qwen3_tower({**vision, "deepstack_visual_indexes": ()}, width)
+
+
 def _patch_tower(
     vision: Mapping[str, Any], width: int, hidden: int, mlp: float, num_mergers: int = 1
 ) -> Tower:
@@ -258,6 +262,7 @@ TOWERS: Mapping[str, Callable[[Mapping[str, Any], int], Tower]] = MappingProxyTy
         "llava_onevision": _siglip_tower,
         "qwen2_5_vl": _qwen2_5_tower,
         "qwen2_vl": _qwen2_tower,
+        "qwen3_5": _qwen3_5_tower,
         "qwen3_vl": _qwen3_tower,
         "qwen3_vl_moe": _qwen3_tower,
     }

@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from types import MappingProxyType
 
 from hippo.catalog.public_models import Tower
+from hippo.catalog.states import StateShape
 from hippo.errors import InvalidRequestError
 
 GIB = 2**30
@@ -96,6 +97,12 @@ class ModelShape:
     tower: Tower
     layer_bits: float | None = None  # for a layer's weight with its scales; None: not quantised
     experts: Experts | None = None
+    states: StateShape | None = None  # of the layers that have no keys and values
+
+    @property
+    def num_attending(self) -> int:
+        """Layers that have keys and values."""
+        return self.num_layers - (self.states.num_layers if self.states else 0)
 
     def first_layers(self, num_layers: int) -> "ModelShape":
         """Returns the shape of the model's first layers, with embeddings and tower."""
@@ -131,9 +138,10 @@ class ModelShape:
         return self.num_shared_parameters - held * unread
 
     def cache_bytes(self, num_tokens: int, *, num_slots: int = 1, bytes_each: int = 2) -> int:
-        """Returns the bytes of keys and values of ``num_slots`` sequences of ``num_tokens``."""
-        per_token = 2 * self.num_layers * self.num_kv_heads * self.head_dim * bytes_each
-        return per_token * num_tokens * num_slots
+        """Returns the bytes of keys, values and states of so many sequences of ``num_tokens``."""
+        per_token = 2 * self.num_attending * self.num_kv_heads * self.head_dim * bytes_each
+        states = self.states.num_bytes(bytes_each) if self.states else 0
+        return (per_token * num_tokens + states) * num_slots
 
     def feature_bytes(self, num_tokens: int, *, bytes_each: int = 2) -> int:
         """Returns the bytes of the vision tower's output for a prompt of ``num_tokens``."""

@@ -67,8 +67,9 @@ class HelpedSource:
                 f"the prefill helper is to run on {other}, and the model on {device}: both need to "
                 "be GPUs, or both the CPU"
             )
+        part = replace(self._plan, first_layers=1)  # some families refuse to be divided
         checkpoint = find_checkpoint(
-            self._plan.model, progress=progress, check=partial(check_form, self._plan, device)
+            self._plan.model, progress=progress, check=partial(check_form, part, device)
         )
         served_name = self._plan.served_name or checkpoint.name
         plan = replace(self._plan, model=str(checkpoint.folder), served_name=served_name)
