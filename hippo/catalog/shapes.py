@@ -171,6 +171,8 @@ def _shape(name: str, config: Mapping[str, Any]) -> ModelShape:
     if experts:
         each = 3 * width * experts.width
         products += experts.num_layers * experts.num_experts * each
+        shared_width = text.get("shared_expert_intermediate_size") or 0
+        products += experts.num_layers * 3 * width * shared_width
         routers = experts.num_layers * experts.num_experts * width
     embeddings = text["vocab_size"] * width * (1 if is_tied else 2)
     tower = TOWERS[config["model_type"]](config["vision_config"], width)

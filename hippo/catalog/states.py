@@ -36,3 +36,8 @@ class StateShape:
         inputs = (NUM_STATES * self.num_inputs * self.input_width) * bytes_each
         log = LOG_ROWS * self.log_width * bytes_each
         return self.num_layers * (NUM_STATES * state + inputs + log)
+
+    def work_bytes(self, num_rows: int) -> int:
+        """Returns the bytes of activations while a prompt's rows run: about twelve copies of
+        queries, keys or values of all heads, in float32."""
+        return 48 * num_rows * self.num_heads * max(self.key_dim, self.value_dim)

@@ -16,6 +16,7 @@ from hippo.models.families.qwen_vl import (
     QWEN2_5_VL,
     QWEN2_VL,
     QWEN3_5,
+    QWEN3_5_MOE,
     QWEN3_VL,
     QWEN3_VL_MOE,
 )
@@ -38,6 +39,7 @@ FAMILIES: Mapping[str, Family] = MappingProxyType(
         "qwen2_5_vl": QWEN2_5_VL,
         "qwen2_vl": QWEN2_VL,
         "qwen3_5": QWEN3_5,
+        "qwen3_5_moe": QWEN3_5_MOE,
         "qwen3_vl": QWEN3_VL,
         "qwen3_vl_moe": QWEN3_VL_MOE,
     }

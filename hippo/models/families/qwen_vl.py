@@ -120,3 +120,6 @@ QWEN2_5_VL = _family("Qwen2.5-VL", "Qwen2_5_VL", QwenPromptBuilder, f"{_PATCHES}
 QWEN3_VL = _family("Qwen3-VL", "Qwen3VL", TimedPromptBuilder, _TIMED)
 QWEN3_VL_MOE = _family("Qwen3-VL with experts", "Qwen3VLMoe", TimedPromptBuilder, "as `qwen3_vl`")
 QWEN3_5 = _family("Qwen3.5", "Qwen3_5", TimedPromptBuilder, "as `qwen3_vl`", check_hybrid)
+QWEN3_5_MOE = _family(
+    "Qwen3.5 with experts", "Qwen3_5Moe", TimedPromptBuilder, "as `qwen3_vl`", check_hybrid
+)

@@ -246,6 +246,17 @@ _FORMS: Mapping[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     "qwen3_vl": ("Qwen3VL", _DEEP_TOWER, {"head_dim": 32}),
     "qwen3_vl_moe": ("Qwen3VLMoe", _DEEP_TOWER, {"head_dim": 32, **_EXPERTS}),
     "qwen3_5": ("Qwen3_5", _PLAIN_TOWER, _HYBRID),
+    "qwen3_5_moe": (
+        "Qwen3_5Moe",
+        _PLAIN_TOWER,
+        {
+            **_HYBRID,
+            "num_experts": 8,
+            "num_experts_per_tok": 3,
+            "moe_intermediate_size": 24,
+            "shared_expert_intermediate_size": 24,
+        },
+    ),
 }
 
 

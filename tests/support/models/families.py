@@ -7,7 +7,14 @@ from tests.support.models.checkpoints import write_checkpoint
 from tests.support.models.internvl import write_internvl_checkpoint
 from tests.support.models.llava import ORDERED_TEMPLATE, write_llava_checkpoint
 
-QWEN_FAMILIES = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe", "qwen3_5")
+QWEN_FAMILIES = (
+    "qwen2_vl",
+    "qwen2_5_vl",
+    "qwen3_vl",
+    "qwen3_vl_moe",
+    "qwen3_5",
+    "qwen3_5_moe",
+)
 ALL_FAMILIES = (*QWEN_FAMILIES, "llava_onevision", "internvl")
 ORDERED_LLAVA = "llava_onevision, parts in order"
 
