@@ -15,7 +15,7 @@ from hippo.errors import HippoError, ModelLoadError, UnavailableError
 from hippo.models.interface.base import VideoLanguageModel
 from hippo.models.interface.checkpoint import Progress, find_checkpoint
 from hippo.models.interface.plan import LoadPlan
-from hippo.models.load import check_form, load_parts
+from hippo.models.load import check_form, load_model, load_parts
 from hippo.models.loading.memory import available_bytes
 from hippo.models.loading.placement import parse_device
 from hippo.models.loading.pretrained import Pretrained
@@ -67,12 +67,18 @@ class HelpedSource:
                 f"the prefill helper is to run on {other}, and the model on {device}: both need to "
                 "be GPUs, or both the CPU"
             )
-        part = replace(self._plan, first_layers=1)  # some families refuse to be divided
         checkpoint = find_checkpoint(
-            self._plan.model, progress=progress, check=partial(check_form, part, device)
+            self._plan.model, progress=progress, check=partial(check_form, self._plan, device)
         )
         served_name = self._plan.served_name or checkpoint.name
         plan = replace(self._plan, model=str(checkpoint.folder), served_name=served_name)
+        try:
+            check_form(replace(plan, first_layers=1), device, checkpoint)
+        except ModelLoadError as error:
+            if self._num_layers is not None:
+                raise
+            _log.info("prompts are read without a helper: %s", error)
+            return load_model(plan, progress=progress)
         processes = self._start()
         loaded, family = load_parts(plan, progress=progress)
         model = HelpedModel(loaded, family)

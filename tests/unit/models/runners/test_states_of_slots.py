@@ -16,6 +16,7 @@ from hippo.models.interface.checkpoint import find_checkpoint
 from hippo.models.interface.content import cached_rows
 from hippo.models.interface.plan import LoadPlan
 from hippo.models.load import check_form
+from hippo.parallel.help_source import HelpedSource
 from hippo.types import ChatMessage, FramePlan, TextPart
 from tests.support.models.families import write_family
 from tests.support.models.pairs import load
@@ -204,6 +205,22 @@ def test_what_does_not_go_with_states_is_refused(
     check = partial(check_form, plan, torch.device("cpu"))
     with pytest.raises(ModelLoadError, match=said):
         find_checkpoint(plan.model, progress=lambda _stage, _share: None, check=check)
+
+
+def test_a_helper_is_left_out_unless_its_layers_are_named(folder: Path) -> None:
+    plan = LoadPlan(str(folder), dtype="float32", max_context_length=512)
+    helper = plan.for_helper(device="cpu", cpu_core=None)
+    for num_layers in (None, 1):
+        source = HelpedSource(plan, helper, num_layers=num_layers)
+        try:
+            if num_layers is None:
+                model = source.load(lambda _stage, _share: None)
+                assert prefill(model, 0, prepare(model, user("what?"))).isfinite().all()
+            else:
+                with pytest.raises(ModelLoadError, match="leave --prefill-helper-layers out"):
+                    source.load(lambda _stage, _share: None)
+        finally:
+            source.close()
 
 
 def test_a_quantised_checkpoint_is_refused(tmp_path: Path) -> None:
