@@ -124,7 +124,9 @@ def _is_packable(group_size: int) -> bool:
 def column_counts(config: Mapping[str, Any]) -> tuple[int, ...]:
     """Returns the numbers of columns of a layer's weights."""
     shape = shape_of("", config)
-    return shape.hidden_size, shape.mlp_width, shape.num_heads * shape.head_dim
+    counts = shape.hidden_size, shape.mlp_width, shape.num_heads * shape.head_dim
+    states = shape.states
+    return counts if states is None else (*counts, states.num_heads * states.value_dim)
 
 
 def _group_weights(settings: Mapping[str, Any]) -> list[dict[str, Any]]:

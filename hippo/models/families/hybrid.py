@@ -1,6 +1,5 @@
 """What does not go with layers that have a recurrent state."""
 
-from hippo.catalog.shapes import quantization_settings
 from hippo.errors import ModelLoadError
 from hippo.models.interface.checkpoint import Checkpoint
 from hippo.models.interface.plan import LoadPlan
@@ -17,8 +16,3 @@ def check_hybrid(checkpoint: Checkpoint, plan: LoadPlan) -> None:
     ):
         if is_asked:
             raise ModelLoadError(f"{has_states}, which {what}")
-    if quantization_settings(checkpoint.config) is not None:
-        raise ModelLoadError(
-            f"{has_states}, which only run unquantised: use the form of the model that is not "
-            "quantised"
-        )

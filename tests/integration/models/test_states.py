@@ -3,8 +3,10 @@ joins, float32."""
 
 import asyncio
 import dataclasses
+from pathlib import Path
 
 import pytest
+import torch
 
 from hippo.rpc.client import DraftClient
 from hippo.types import (
@@ -27,6 +29,8 @@ from tests.integration.models.test_reuse_of_prefixes import (
 )
 from tests.support.models.families import write_family
 from tests.support.models.pairs import NoiseDecoder, Pair, load
+from tests.support.models.quantized import FORMS, has_packages, write_quantized
+from tests.support.models.reference import Reference, answer, clip, prepare, user
 from tests.support.running.services import (
     backend_of,
     relay,
@@ -147,3 +151,15 @@ async def test_a_draft_that_joins_goes_on_as_one_from_the_start(hybrids: Pair) -
         whole = await drafted(draft, (), 180)
         await until_free(service)
         assert await drafted(draft, tuple(whole[:150]), 30) == whole[150:]
+
+
+@pytest.mark.skipif(not has_packages(), reason="the packages of the quantised forms are missing")
+@pytest.mark.parametrize("form", FORMS)
+def test_a_quantised_form_gives_transformers_logits_of_the_same_weights(
+    form: str, tmp_path: Path
+) -> None:
+    folder, plain = write_quantized(tmp_path, "Qwen/Qwen3.5-27B", form)
+    model, reference = load(folder, max_context_length=1024), Reference(plain)
+    prompt = prepare(model, user(0, "what is it?"), clip(num_frames=2))
+    expected = reference.recompute(prompt, None, (5, 6, 7))[:, : model.info.num_token_ids]
+    torch.testing.assert_close(answer(model), expected, rtol=1e-4, atol=2e-4)

@@ -51,7 +51,7 @@ HUB_FORMS = {
     "Qwen/Qwen3-VL-32B-Instruct": HubForm(16, 2, 32, width=128),
     "Qwen/Qwen3-VL-30B-A3B-Instruct": HubForm(8, 1, 32, width=64),
     "Qwen/Qwen3.5-0.8B": HubForm(4, 1, 32, is_tied=True, is_sharded=False),
-    "Qwen/Qwen3.5-27B": HubForm(6, 1, 32, num_value_heads=6),
+    "Qwen/Qwen3.5-27B": HubForm(8, 1, 32, width=128, num_value_heads=4),
     "Qwen/Qwen3.5-35B-A3B": HubForm(8, 1, 32, width=64, num_value_heads=4),
     "llava-hf/llava-onevision-qwen2-0.5b-ov-hf": HubForm(7, 1, 39, is_tied=True, is_sharded=False),
     "llava-hf/llava-onevision-qwen2-7b-ov-hf": HubForm(14, 2, 55),

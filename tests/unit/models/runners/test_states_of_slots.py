@@ -20,7 +20,6 @@ from hippo.parallel.help_source import HelpedSource
 from hippo.types import ChatMessage, FramePlan, TextPart
 from tests.support.models.families import write_family
 from tests.support.models.pairs import load
-from tests.support.models.quantized import add_config
 from tests.support.models.reference import (
     Reference,
     assert_close,
@@ -221,10 +220,3 @@ def test_a_helper_is_left_out_unless_its_layers_are_named(folder: Path) -> None:
                     source.load(lambda _stage, _share: None)
         finally:
             source.close()
-
-
-def test_a_quantised_checkpoint_is_refused(tmp_path: Path) -> None:
-    folder = write_family(tmp_path / "tiny", "qwen3_5")
-    add_config(folder, {"quant_method": "fp8", "fmt": "e4m3"})
-    with pytest.raises(ModelLoadError, match="use the form of the model that is not quantised"):
-        load(folder)
