@@ -12,7 +12,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch.nn.functional import pad, softplus
+from torch.nn.functional import pad, silu, softplus
 
 from hippo.models.attention.states import State
 
@@ -37,7 +37,9 @@ class DeltaRule:
         columns = (0, -self._num_heads % _VECTOR)
         self._decay = pad(-mixer.A_log.float().exp(), columns)
         self._bias = pad(mixer.dt_bias.float(), columns)
-        self._chunk_rule, self._row_rule = _rules(mixer.conv1d.weight.device)
+        weight = mixer.conv1d.weight
+        self._dtype = weight.dtype if weight.device.type == "cuda" else torch.float32
+        self._chunk_rule, self._row_rule = _rules(weight.device, self._dtype)
 
     def run_chunks(self, inputs: torch.Tensor, state: State) -> tuple[torch.Tensor, State]:
         """Reads with rows ``[rows, log_width]`` behind ``state``: ``[rows, num_heads, value_dim]``
@@ -51,10 +53,11 @@ class DeltaRule:
     def _run(self, rule: Rule, inputs: torch.Tensor, state: State) -> tuple[torch.Tensor, State]:
         num_rows, width = inputs.shape[0], self.input_width
         seen = torch.cat((state.inputs, inputs[:, :width].to(state.inputs.dtype)))
-        mixed = seen[:num_rows] * self._taps[0]
+        rows = seen.float()
+        mixed = rows[:num_rows] * self._taps[0]
         for index in range(1, self._taps.shape[0]):
-            mixed.addcmul_(seen[index : index + num_rows], self._taps[index])
-        torch.nn.functional.silu(mixed, inplace=True)
+            mixed.addcmul_(rows[index : index + num_rows], self._taps[index])
+        mixed = silu(mixed, inplace=True).to(self._dtype)
         query, key, value = (
             part.view(num_rows, -1, head_dim)
             for part, head_dim in zip(mixed.split(self._widths, 1), self._head_dims, strict=True)
@@ -104,9 +107,12 @@ def _by_rows(
     return read[None], state[None]
 
 
-def _rules(device: torch.device) -> tuple[Rule, Rule]:
-    """Returns the rule for chunks and the rule for rows: on a GPU transformers' functions, which
-    are flash-linear-attention's kernels where it is installed, and else log that they are slow."""
+def _rules(device: torch.device, dtype: torch.dtype) -> tuple[Rule, Rule]:
+    """Returns the rule for chunks and the rule for rows: in 16 bits on a GPU transformers'
+    functions, which are flash-linear-attention's kernels where it is installed, and else log that
+    they are slow."""
     modeling: Any = importlib.import_module("transformers.models.qwen3_5.modeling_qwen3_5")
     chunks, rows = modeling.torch_chunk_gated_delta_rule, modeling.torch_recurrent_gated_delta_rule
-    return (chunks, rows) if device.type == "cuda" else (inspect.unwrap(chunks), _by_rows)
+    if device.type == "cuda" and dtype != torch.float32:
+        return chunks, rows
+    return inspect.unwrap(chunks), _by_rows
