@@ -1,6 +1,7 @@
 """A model whose layers have states: what a prefill goes on from, rollbacks, failures, float32."""
 
 import dataclasses
+from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ from hippo.models.interface.plan import LoadPlan
 from hippo.models.load import check_form
 from hippo.parallel.help_source import HelpedSource
 from hippo.types import ChatMessage, FramePlan, TextPart
+from tests.support.devices.pretend_cuda import PretendTensor, pretend_cuda
 from tests.support.models.families import write_family
 from tests.support.models.pairs import load
 from tests.support.models.reference import (
@@ -186,6 +188,42 @@ def test_exact_rows_have_the_same_bits_in_every_block(folder: Path) -> None:
         blocks.append(logits[:count].clone())
         start += count
     assert torch.equal(torch.cat(blocks), alone)
+
+
+def test_a_gpus_numbers_are_those_of_the_cpu_and_the_host_waits_for_none(
+    folder: Path, hybrid: CachedModel
+) -> None:
+    one, other, length = two_prompts(hybrid)
+    rows = SequenceRows(1, 0, tuple(range(40, 46)), least_start=0)
+    plans = [
+        StepPlan((SequenceRows(0, 0, (40, 41, 42)), rows)),
+        StepPlan((SequenceRows(0, 2, (43,)), dataclasses.replace(rows, start_index=4))),
+    ]
+
+    def run(model: CachedModel) -> Iterator[torch.Tensor]:
+        visual = model.embed_visual(one)
+        for slot in (0, 1):
+            *_, logits = model.prefill(slot, one, visual, None)
+            assert logits is not None
+            yield logits
+        for plan in plans:
+            yield model.forward(plan).clone()
+        num_reused = model.reusable_rows(0, length)
+        assert num_reused == end_of_video(one)
+        model.copy_rows(0, 2, num_reused)
+        tap = AttentionTap(2)
+        *_, logits = model.prefill(2, other, None, None, tap, num_reused)
+        assert logits is not None and tap.layer_scores is not None
+        yield from (logits, tap.layer_scores)
+
+    expected = list(run(hybrid))
+    with pretend_cuda() as waits:
+        there = load(folder, device="cuda", num_slots=3)
+        waits.clear()
+        for found, numbers in zip(run(there), expected, strict=True):
+            assert waits == []
+            assert isinstance(found, PretendTensor)
+            torch.testing.assert_close(found.numbers, numbers, rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize(
