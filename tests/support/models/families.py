@@ -15,6 +15,9 @@ QWEN_FAMILIES = (
     "qwen3_5",
     "qwen3_5_moe",
 )
+HYBRID_FAMILIES = ("qwen3_5", "qwen3_5_moe")
+"""Some of their layers have a state in place of keys and values."""
+
 ALL_FAMILIES = (*QWEN_FAMILIES, "llava_onevision", "internvl")
 ORDERED_LLAVA = "llava_onevision, parts in order"
 
