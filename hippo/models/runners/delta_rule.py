@@ -31,7 +31,7 @@ class DeltaRule:
         self.input_width: int = mixer.conv_dim
         self._num_heads: int = mixer.num_v_heads
         self._repeats: int = mixer.num_v_heads // mixer.num_k_heads
-        self._widths = (mixer.key_dim, mixer.key_dim, mixer.value_dim)
+        self._widths = [mixer.key_dim, mixer.key_dim, mixer.value_dim]
         self._head_dims = (mixer.head_k_dim, mixer.head_k_dim, mixer.head_v_dim)
         self._taps = mixer.conv1d.weight[:, 0].t().float().contiguous()  # [num_inputs + 1, width]
         columns = (0, -self._num_heads % _VECTOR)
@@ -58,9 +58,10 @@ class DeltaRule:
         for index in range(1, self._taps.shape[0]):
             mixed.addcmul_(rows[index : index + num_rows], self._taps[index])
         mixed = silu(mixed, inplace=True).to(self._dtype)
+        parts = torch.split(mixed, self._widths, 1)
         query, key, value = (
             part.view(num_rows, -1, head_dim)
-            for part, head_dim in zip(mixed.split(self._widths, 1), self._head_dims, strict=True)
+            for part, head_dim in zip(parts, self._head_dims, strict=True)
         )
         if self._repeats > 1:
             query, key = (each.repeat_interleave(self._repeats, 1) for each in (query, key))
