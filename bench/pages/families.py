@@ -12,7 +12,7 @@ from hippo.client.tables import markdown
 from hippo.models.load import FAMILIES
 
 README, PAGE = ROOT / "README.md", ROOT / "docs/architecture.md"
-_SIZE = re.compile(r"(?<=-)([\d.]+[bB])(?=-)")
+_SIZE = re.compile(r"(?<=-)([\d.]+[bB])(?=-|$)")
 _AXES = {1: "one axis", 3: "three axes"}
 
 

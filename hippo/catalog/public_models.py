@@ -43,6 +43,15 @@ PUBLIC_TOWERS: Mapping[str, Mapping[str, Any]] = MappingProxyType(
             "spatial_merge_size": 2,
             "temporal_patch_size": 2,
         },
+        "qwen3_5": {
+            "depth": 27,
+            "hidden_size": 1152,
+            "intermediate_size": 4304,
+            "num_position_embeddings": 2304,
+            "patch_size": 16,
+            "spatial_merge_size": 2,
+            "temporal_patch_size": 2,
+        },
         "qwen3_vl": {
             "deepstack_visual_indexes": (8, 16, 24),
             "depth": 27,
@@ -65,6 +74,27 @@ _SMALL_QWEN3_VISION: Mapping[str, Any] = MappingProxyType(
         "intermediate_size": 4096,
     }
 )
+
+
+_SMALL_QWEN3_5_VISION: Mapping[str, Any] = MappingProxyType(
+    {"depth": 24, "hidden_size": 1024, "intermediate_size": 4096}
+)
+_SMALLEST_QWEN3_5_VISION: Mapping[str, Any] = MappingProxyType(
+    {"depth": 12, "hidden_size": 768, "intermediate_size": 3072}
+)
+
+
+def _delta(num_heads: int, **more: Any) -> dict[str, Any]:
+    """Returns what a text model of Qwen3.5 adds; every fourth layer attends."""
+    return {
+        "head_dim": 256,
+        "linear_conv_kernel_dim": 4,
+        "linear_key_head_dim": 128,
+        "linear_num_key_heads": 16,
+        "linear_num_value_heads": num_heads,
+        "linear_value_head_dim": 128,
+        **more,
+    }
 
 
 def _public(
@@ -137,6 +167,37 @@ _CONFIGS: Mapping[str, Mapping[str, Any]] = MappingProxyType(
                 "mlp_only_layers": [],
             },
         ),
+        "Qwen/Qwen3.5-0.8B": _public(
+            *("qwen3_5", 1024, 24, (8, 2), 3584, 248320),
+            is_tied=True,
+            text=_delta(16),
+            vision=_SMALLEST_QWEN3_5_VISION,
+        ),
+        "Qwen/Qwen3.5-2B": _public(
+            *("qwen3_5", 2048, 24, (8, 2), 6144, 248320),
+            is_tied=True,
+            text=_delta(16),
+            vision=_SMALL_QWEN3_5_VISION,
+        ),
+        "Qwen/Qwen3.5-4B": _public(
+            *("qwen3_5", 2560, 32, (16, 4), 9216, 248320),
+            is_tied=True,
+            text=_delta(32),
+            vision=_SMALL_QWEN3_5_VISION,
+        ),
+        "Qwen/Qwen3.5-9B": _public("qwen3_5", 4096, 32, (16, 4), 12288, 248320, text=_delta(32)),
+        "Qwen/Qwen3.5-27B": _public("qwen3_5", 5120, 64, (24, 4), 17408, 248320, text=_delta(48)),
+        "Qwen/Qwen3.6-27B": _public("qwen3_5", 5120, 64, (24, 4), 17408, 248320, text=_delta(48)),
+        "Qwen/Qwen3.5-35B-A3B": _public(
+            *("qwen3_5_moe", 2048, 40, (16, 2), 0, 248320),
+            text=_delta(
+                32,
+                moe_intermediate_size=512,
+                num_experts=256,
+                num_experts_per_tok=8,
+                shared_expert_intermediate_size=512,
+            ),
+        ),
         "llava-hf/llava-onevision-qwen2-0.5b-ov-hf": _public(
             "llava_onevision", 896, 24, (14, 2), 4864, 152000, is_tied=True
         ),
@@ -201,6 +262,10 @@ def _qwen3_tower(vision: Mapping[str, Any], width: int) -> Tower:
     )
 
 
+def _qwen3_5_tower(vision: Mapping[str, Any], width: int) -> Tower:
+    return _qwen3_tower({**vision, "deepstack_visual_indexes": ()}, width)
+
+
 def _patch_tower(
     vision: Mapping[str, Any], width: int, hidden: int, mlp: float, num_mergers: int = 1
 ) -> Tower:
@@ -263,6 +328,8 @@ TOWERS: Mapping[str, Callable[[Mapping[str, Any], int], Tower]] = MappingProxyTy
         "llava_onevision": _siglip_tower,
         "qwen2_5_vl": _qwen2_5_tower,
         "qwen2_vl": _qwen2_tower,
+        "qwen3_5": _qwen3_5_tower,
+        "qwen3_5_moe": _qwen3_5_tower,
         "qwen3_vl": _qwen3_tower,
         "qwen3_vl_moe": _qwen3_tower,
     }

@@ -8,6 +8,7 @@ from typing import Any
 
 from hippo.catalog.public_models import PUBLIC_CONFIGS, TOWERS
 from hippo.catalog.sizes import Experts, ModelShape
+from hippo.catalog.states import StateShape
 from hippo.errors import InvalidRequestError
 
 # Bits of a weight in memory, scales included, in the publishers' quantised repositories.
@@ -123,7 +124,9 @@ def _is_packable(group_size: int) -> bool:
 def column_counts(config: Mapping[str, Any]) -> tuple[int, ...]:
     """Returns the numbers of columns of a layer's weights."""
     shape = shape_of("", config)
-    return shape.hidden_size, shape.mlp_width, shape.num_heads * shape.head_dim
+    counts = shape.hidden_size, shape.mlp_width, shape.num_heads * shape.head_dim
+    states = shape.states
+    return counts if states is None else (*counts, states.num_heads * states.value_dim)
 
 
 def _group_weights(settings: Mapping[str, Any]) -> list[dict[str, Any]]:
@@ -152,17 +155,26 @@ def _shape(name: str, config: Mapping[str, Any]) -> ModelShape:
     head_dim = text.get("head_dim") or width // num_heads
     kind = text.get("model_type") or config["model_type"]
     # In older families the text model's setting counts, if there is one.
-    places = (config, text) if kind.startswith("qwen3_vl") else (text, config)
+    places = (config, text) if kind.startswith(("qwen3_vl", "qwen3_5")) else (text, config)
     is_tied = next((d["tie_word_embeddings"] for d in places if "tie_word_embeddings" in d), False)
-    attention = 2 * width * head_dim * (num_heads + num_kv_heads)
+    states = find_states(text)
+    is_gated = states is not None  # the queries of their models have gates
+    attention = width * head_dim * ((2 + is_gated) * num_heads + 2 * num_kv_heads)
     experts = find_experts(text)
     num_dense = num_layers - (experts.num_layers if experts else 0)
     mlp = text["intermediate_size"] if num_dense else 0
-    products = num_layers * attention + 3 * width * num_dense * mlp
+    num_attending = num_layers - (states.num_layers if states else 0)
+    products = num_attending * attention + 3 * width * num_dense * mlp
+    if states:
+        values = states.num_heads * states.value_dim
+        columns = states.log_width + 2 * values  # in, gate and out
+        products += states.num_layers * width * columns
     routers = 0
     if experts:
         each = 3 * width * experts.width
         products += experts.num_layers * experts.num_experts * each
+        shared_width = text.get("shared_expert_intermediate_size") or 0
+        products += experts.num_layers * 3 * width * shared_width
         routers = experts.num_layers * experts.num_experts * width
     embeddings = text["vocab_size"] * width * (1 if is_tied else 2)
     tower = TOWERS[config["model_type"]](config["vision_config"], width)
@@ -180,6 +192,28 @@ def _shape(name: str, config: Mapping[str, Any]) -> ModelShape:
         mlp_width=mlp,
         tower=tower,
         experts=experts,
+        states=states,
+    )
+
+
+def find_states(text: Mapping[str, Any]) -> StateShape | None:
+    """Returns the states of a text model's configuration; None: all layers attend."""
+    if "linear_num_value_heads" not in text:
+        return None
+    num_layers, every = text["num_hidden_layers"], text.get("full_attention_interval") or 4
+    kinds = text.get("layer_types") or [
+        "linear_attention" if (index + 1) % every else "full_attention"
+        for index in range(num_layers)
+    ]
+    keys, values = text["linear_num_key_heads"], text["linear_num_value_heads"]
+    key_dim, value_dim = text["linear_key_head_dim"], text["linear_value_head_dim"]
+    return StateShape(
+        num_layers=kinds.count("linear_attention"),
+        num_heads=values,
+        key_dim=key_dim,
+        value_dim=value_dim,
+        input_width=2 * keys * key_dim + values * value_dim,
+        num_inputs=text["linear_conv_kernel_dim"] - 1,
     )
 
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from types import MappingProxyType
 
 from hippo.catalog.public_models import Tower
+from hippo.catalog.states import StateShape
 from hippo.errors import InvalidRequestError
 
 GIB = 2**30
@@ -96,6 +97,12 @@ class ModelShape:
     tower: Tower
     layer_bits: float | None = None  # for a layer's weight with its scales; None: not quantised
     experts: Experts | None = None
+    states: StateShape | None = None  # of the layers that have no keys and values
+
+    @property
+    def num_attending(self) -> int:
+        """Layers that have keys and values."""
+        return self.num_layers - (self.states.num_layers if self.states else 0)
 
     def first_layers(self, num_layers: int) -> "ModelShape":
         """Returns the shape of the model's first layers, with embeddings and tower."""
@@ -131,9 +138,10 @@ class ModelShape:
         return self.num_shared_parameters - held * unread
 
     def cache_bytes(self, num_tokens: int, *, num_slots: int = 1, bytes_each: int = 2) -> int:
-        """Returns the bytes of keys and values of ``num_slots`` sequences of ``num_tokens``."""
-        per_token = 2 * self.num_layers * self.num_kv_heads * self.head_dim * bytes_each
-        return per_token * num_tokens * num_slots
+        """Returns the bytes of keys, values and states of so many sequences of ``num_tokens``."""
+        per_token = 2 * self.num_attending * self.num_kv_heads * self.head_dim * bytes_each
+        states = self.states.num_bytes(bytes_each) if self.states else 0
+        return num_slots * (per_token * num_tokens + states)
 
     def feature_bytes(self, num_tokens: int, *, bytes_each: int = 2) -> int:
         """Returns the bytes of the vision tower's output for a prompt of ``num_tokens``."""
@@ -148,13 +156,11 @@ class ModelShape:
         self, num_tokens: int, *, bytes_each: int = 2, cache_each: int = 2, max_pixels: int = 0
     ) -> int:
         """Returns a margin for activations while a prompt of ``num_tokens`` is read, nearly all of
-        them of a video or an image.
-
-        It has room for the largest tensors that are held at once: features of two longest prompts,
-        and beside them one image in the vision tower, or one chunk of the prompt in a layer with
-        its mask and the scores of visual tokens. ``bytes_each`` and ``cache_each`` are the item
-        sizes of the weights' and the cache's dtype; the operator allows images and frames of
-        ``max_pixels`` (0: the operator says nothing).
+        them of a video or an image. It has room for the largest tensors that are held at once:
+        features of two longest prompts, and beside them one image in the vision tower, or one chunk
+        of the prompt in a layer with its mask and the scores of visual tokens. ``bytes_each`` and
+        ``cache_each`` are the item sizes of the weights' and the cache's dtype; the operator allows
+        images and frames of ``max_pixels`` (0: the operator says nothing).
         """
         tower, side = self.tower, self.tower.token_pixels
         image = max(IMAGE_TOKENS, max_pixels // side**2 if side else 0)
@@ -166,6 +172,7 @@ class ModelShape:
             widest = max(widest, copies)
         chunk = min(num_tokens, CHUNK_ROWS)
         layer = chunk * (widest + 8 * self.hidden_size) * bytes_each
+        layer += self.states.work_bytes(chunk) if self.states else 0
         keys = num_tokens * self.num_kv_heads * self.head_dim * (cache_each + 4)
         scores = keys + 8 * min(SCORED_LOGITS, SCORED_ROWS * self.num_heads * num_tokens)
         for_tokens = num_tokens * (8 * self.head_dim + (num_tokens > chunk) * chunk * cache_each)
@@ -224,7 +231,7 @@ class ModelShape:
 
     def can_divide(self, num_devices: int) -> bool:
         """Whether ``num_devices`` tensor-parallel ranks can share the layers."""
-        if self.layer_bits is not None or self.experts is not None:
+        if self.layer_bits is not None or self.experts or self.states:
             return num_devices == 1
         counts = (self.num_kv_heads, self.num_heads, self.mlp_width)
         return not any(count % num_devices for count in counts)

@@ -133,10 +133,15 @@ class Engine:
         self, sequence: EngineSequence, rows: CachedRows, *, most: int | None = None
     ) -> int:
         donors = (sequence, *self._sequences) if self._keeps_prefixes else (sequence,)
-        best = max(donors, key=lambda donor: rows.common_length(donor.held))
         limit = len(rows) - 1 if most is None else min(most, len(rows) - 1)
-        num_reused = min(rows.common_length(best.held), limit)
-        if num_reused > rows.common_length(sequence.held):
+
+        def reusable(donor: EngineSequence) -> int:
+            common = min(rows.common_length(donor.held), limit)
+            return self.model.reusable_rows(donor.slot, common)
+
+        best = max(donors, key=reusable)  # of equal ones the first
+        num_reused = reusable(best)
+        if num_reused and best is not sequence:
             self.model.copy_rows(best.slot, sequence.slot, num_reused)
         sequence.held = rows.first(num_reused)  # an aborted prefill leaves only these rows valid
         return num_reused
@@ -263,7 +268,10 @@ class Engine:
 
     def _step(self, steps: list[Work]) -> None:
         """Runs one forward; after a failure one per sequence, so that only the cause ends."""
-        rows = (SequenceRows(one.slot, step.start_index, step.token_ids) for one, step in steps)
+        rows = (
+            SequenceRows(one.slot, step.start_index, step.token_ids, step.least_start)
+            for one, step in steps
+        )
         plan = StepPlan(tuple(rows))
         began_ns = perf_counter_ns()
         start_masks(steps)

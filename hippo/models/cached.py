@@ -21,7 +21,7 @@ from hippo.models.interface.base import (
     SequenceRows,
     StepPlan,
 )
-from hippo.models.interface.content import cached_places
+from hippo.models.interface.content import cached_places, kept_ends
 from hippo.models.interface.transfer import to_device
 from hippo.models.loading.pretrained import Pretrained
 from hippo.models.runners.fixed import ExactRunner
@@ -122,10 +122,15 @@ class CachedModel:
             rows.append(others)
         return _joined(rows)
 
+    def reusable_rows(self, slot: int, num_rows: int) -> int:
+        """See VideoLanguageModel.reusable_rows."""
+        return self._cache.reusable_rows(slot, num_rows)
+
     @torch.inference_mode()
     def copy_rows(self, source: int, slot: int, num_rows: int) -> None:
         """See VideoLanguageModel.copy_rows."""
         self._cache.copy_rows(source, slot, num_rows)
+        self._stack.copy_states(self._cache.states, source, slot, num_rows)
 
     def prefill(
         self,
@@ -147,7 +152,8 @@ class CachedModel:
             hidden, rotary, added = self._prompt_rows(prompt, visual, kept, num_reused)
             del visual  # the caller may free it from here on
             self._begin_slot(slot, prompt, num_reused + hidden.shape[0])
-            tapped = chunks = self._chunks(slot, num_reused, hidden.shape[0], _CHUNK_ROWS)
+            marks = kept_ends(prompt, kept) if self._cache.states else ()
+            tapped = chunks = self._chunks(slot, num_reused, hidden.shape[0], _CHUNK_ROWS, marks)
             scorer = None
             if tap is not None:
                 assert kept is None, "scores are about all visual tokens"
@@ -182,8 +188,18 @@ class CachedModel:
     def _make_scorer(self, tap: AttentionTap, prompt: Prompt, slot: int, num_reused: int) -> Scorer:
         assert 0 < tap.num_layers <= self.num_layers, (tap.num_layers, self.num_layers)
         if not tap.is_alignment:
-            scaling = self._stack.scaling
-            return AttentionScorer(tap, prompt, num_reused, self._cache, slot, scaling)
+            stack = self._stack
+            num_layers = max(tap.num_layers, stack.first_attention + 1)
+            return AttentionScorer(
+                tap,
+                prompt,
+                num_reused,
+                self._cache,
+                slot,
+                stack.scaling,
+                num_layers=num_layers,
+                num_scoring=stack.num_attending(num_layers),
+            )
         assert tap.num_layers < self.num_layers, "the last layer's output is of one row"
         return AlignmentScorer(tap, prompt, num_reused, self._cache.device)
 
@@ -211,7 +227,10 @@ class CachedModel:
             raise ContextLengthError(f"{start + num_rows} tokens do not fit in {self._room()}")
         position = slot.next_position + sequence.start_index
         rotary = self._rotary_table[position : position + num_rows]
-        return PlacedRows(sequence.slot, start, sequence.token_ids, rotary)
+        least = sequence.least_start
+        if least is not None:
+            least += slot.prompt_length
+        return PlacedRows(sequence.slot, start, sequence.token_ids, rotary, least)
 
     def _room(self) -> str:
         """Names the length of a slot, for an error."""
@@ -279,7 +298,12 @@ class CachedModel:
         return hidden, self._rotary(positions), added
 
     def _chunks(
-        self, slot: int, num_reused: int, num_rows: int, chunk_rows: int
+        self,
+        slot: int,
+        num_reused: int,
+        num_rows: int,
+        chunk_rows: int,
+        marks: tuple[int, ...] = (),
     ) -> list[tuple[slice, AttentionPlan]]:
         """Cuts the ``num_rows`` rows to run into chunks, and returns each with its step."""
         return plan_chunks(
@@ -290,6 +314,7 @@ class CachedModel:
             chunk_rows=chunk_rows,
             groups=self._stack.groups,
             is_flash=self._eager.has_flash,
+            marks=marks,
         )
 
     def _text_rotary(self, length: int) -> torch.Tensor:

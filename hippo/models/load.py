@@ -12,7 +12,14 @@ from hippo.models.cached import CachedModel
 from hippo.models.families.family import Family
 from hippo.models.families.internvl import INTERNVL
 from hippo.models.families.llava_onevision import LLAVA_ONEVISION
-from hippo.models.families.qwen_vl import QWEN2_5_VL, QWEN2_VL, QWEN3_VL, QWEN3_VL_MOE
+from hippo.models.families.qwen_vl import (
+    QWEN2_5_VL,
+    QWEN2_VL,
+    QWEN3_5,
+    QWEN3_5_MOE,
+    QWEN3_VL,
+    QWEN3_VL_MOE,
+)
 from hippo.models.interface.base import VideoLanguageModel
 from hippo.models.interface.checkpoint import Checkpoint, Progress, find_checkpoint
 from hippo.models.interface.plan import LoadPlan
@@ -31,6 +38,8 @@ FAMILIES: Mapping[str, Family] = MappingProxyType(
         "llava_onevision": LLAVA_ONEVISION,
         "qwen2_5_vl": QWEN2_5_VL,
         "qwen2_vl": QWEN2_VL,
+        "qwen3_5": QWEN3_5,
+        "qwen3_5_moe": QWEN3_5_MOE,
         "qwen3_vl": QWEN3_VL,
         "qwen3_vl_moe": QWEN3_VL_MOE,
     }

@@ -16,7 +16,7 @@ from hippo.errors import HippoError, ModelLoadError, UnavailableError
 from hippo.models.interface.base import VideoLanguageModel
 from hippo.models.interface.checkpoint import Progress, find_checkpoint
 from hippo.models.interface.plan import LoadPlan
-from hippo.models.load import check_form, load_parts
+from hippo.models.load import check_form, load_model, load_parts
 from hippo.models.loading.memory import available_bytes
 from hippo.models.loading.placement import parse_device
 from hippo.models.loading.pretrained import Pretrained
@@ -75,6 +75,13 @@ class HelpedSource:
         )
         served_name = self._plan.served_name or checkpoint.name
         plan = replace(self._plan, model=str(checkpoint.folder), served_name=served_name)
+        try:
+            check_form(replace(plan, first_layers=1), device, checkpoint)
+        except ModelLoadError as error:
+            if self._num_layers is not None:
+                raise
+            _log.info("prompts are read without a helper: %s", error)
+            return load_model(plan, progress=progress)
         processes = self._start()
         loaded, family = load_parts(plan, progress=progress)
         model = HelpedModel(loaded, family)

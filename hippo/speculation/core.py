@@ -14,7 +14,7 @@ messages to send now, in order. ``fed_ids`` are the leading completion ids whose
 KV cache holds; a forward in progress may write after them.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,12 +24,14 @@ class Step:
     The KV cache must be rolled back to ``start_index`` completion ids before the forward. The last
     ``num_guessed`` ids are a guess that the forward verifies: draft tokens on the target, its own
     guess on the draft. The logits of the last ``num_guessed + 1`` rows are used, for the completion
-    indices from ``first_index`` on.
+    indices from ``first_index`` on. No later step begins before ``least_start`` (None: before this
+    one).
     """
 
     start_index: int
     token_ids: tuple[int, ...]
     num_guessed: int = 0
+    least_start: int | None = field(default=None, compare=False)
 
     @property
     def first_index(self) -> int:

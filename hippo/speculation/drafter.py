@@ -168,7 +168,8 @@ class Drafter:
         known = path[num_fed : num_fed + _MOST_FED]
         end = num_fed + len(known)
         guess = self._make_guess(path, branch) if end == len(path) else ()
-        self._step = Step(num_fed, (*known, *guess), len(guess))
+        least = max(min(self._num_committed - 1, end), 0)
+        self._step = Step(num_fed, (*known, *guess), len(guess), least)
         self._step_history = path[:end]
         self._step_branch = branch
         self._cached = [*self._step_history, *guess]

@@ -206,7 +206,8 @@ def _row(role: str, name: str, plan: _Plan) -> _Row:
 
 def _cells(row: _Row, plan: _Plan) -> dict[str, str]:
     """Returns the cells of a model's line by their headings."""
-    whole, token_bytes = row.whole, row.shape.cache_bytes(1, bytes_each=plan.cache_each)
+    whole, empty = row.whole, row.shape.cache_bytes(0, bytes_each=plan.cache_each)
+    token_bytes = row.shape.cache_bytes(1, bytes_each=plan.cache_each) - empty
     return {
         "role": row.role,
         "model": row.shape.name,
@@ -281,6 +282,9 @@ def _advice(row: _Row, plan: _Plan) -> Iterator[str]:
         f"{row.role}, for hippo up: --{row.role}-arg=--slots={plan.num_slots} "
         f"--max-context-length {row.num_tokens}{loading}"
     )
+    if row.shape.states is not None:
+        states = row.shape.states.num_bytes(plan.cache_each)
+        yield f"{row.role}: the states of a sequence take {states / GIB:.2f} GiB of the cache"
     if row.cache_tokens < row.num_tokens:
         saved = row.unpruned.cache - row.whole.cache
         yield (

@@ -144,6 +144,7 @@ class KeyCache:
 
     def __init__(self) -> None:
         self._ids: list[int] = []
+        self._least_start = 0
 
     @property
     def ids(self) -> Sequence[int]:
@@ -154,5 +155,8 @@ class KeyCache:
         """Writes a step's rows; returns the ids that its first used row attends to, its own
         included."""
         assert step.start_index <= len(self._ids), "a step begins behind a gap in the cache"
+        assert step.start_index >= self._least_start, "an earlier step ruled this one out"
+        least = step.start_index if step.least_start is None else step.least_start
+        self._least_start = max(self._least_start, least)
         self._ids[step.start_index :] = step.token_ids
         return self._ids[: step.first_index]

@@ -101,7 +101,7 @@ class Placement:
             self._weights_ms(shape, num_rows),
             2e3 * num_rows * read_parameters(shape, 1) / self._flops,
         )
-        attention = 4 * shape.num_layers * shape.num_heads * shape.head_dim * context * num_rows
+        attention = 4 * shape.num_attending * shape.num_heads * shape.head_dim * context * num_rows
         share = self.attention_share / self.compute_share
         attention_ms = max(
             1e3 * shape.cache_bytes(context) / self._bandwidth,
@@ -115,7 +115,7 @@ class Placement:
         """Returns milliseconds of the prompt's rows from ``start`` to ``end``, without the vision
         tower: their arithmetic, and the unpacking of quantised layers for each forward."""
         linear = 2 * shape.num_read_parameters(1) * (end - start)
-        attention = 2 * shape.num_layers * shape.num_heads * shape.head_dim * (end**2 - start**2)
+        attention = 2 * shape.num_attending * shape.num_heads * shape.head_dim * (end**2 - start**2)
         arithmetic_ms = 1e3 * (linear + attention) / self._flops
         if shape.layer_bits is not None:
             each = shape.num_shared_parameters * (shape.layer_bits / 8 + _BYTES) / self._bandwidth
@@ -213,7 +213,8 @@ def helper_memory(
     """Returns how many of the target's first layers, at most half, a prefill helper can have beside
     the draft, and their bytes with one sequence of ``num_tokens``."""
     left = device_bytes - RESERVED_BYTES - draft.total
-    for num_layers in range(target.num_layers // 2, 0, -1):
+    most = 0 if target.states else target.num_layers // 2  # states are not sent
+    for num_layers in range(most, 0, -1):
         part = target.first_layers(num_layers)
         memory = memory_of(part, num_tokens=num_tokens, num_slots=1, vision_cache_bytes=0)
         if memory.fits(left):

@@ -1,12 +1,14 @@
 """The KV cache: allocated at the start, written in place, rolled back by a start index."""
 
-import math
-import mmap
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 
+from hippo.catalog.states import StateShape
+from hippo.models.attention.states import LayerStates
+from hippo.models.attention.zeros import zeros
 from hippo.models.products.linear import packing
 
 Views = Sequence[torch.Tensor]
@@ -30,29 +32,23 @@ def _has_bfloat16_tiles() -> bool:
     return has_tiles and packing(torch.bfloat16) is not None
 
 
-def _zeros(sizes: Sequence[int], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-    """Returns zeros; on a CPU their pages become resident only when they are written."""
-    if device.type != "cpu":
-        return torch.zeros(*sizes, dtype=dtype, device=device)
-    pages = mmap.mmap(-1, math.prod(sizes) * dtype.itemsize, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    return torch.frombuffer(pages, dtype=dtype).view(*sizes)
-
-
 @dataclass(frozen=True, slots=True)
 class CacheShape:
     """The dimensions of a cache."""
 
-    num_layers: int
+    num_layers: int  # that attend
     num_slots: int
     num_kv_heads: int
     capacity: int  # tokens per slot
     head_dim: int
     num_spare: int = 0  # places behind a slot's capacity for the padding of fixed shapes
+    states: StateShape | None = None  # of the other layers
 
     def num_bytes(self, dtype: torch.dtype) -> int:
-        """Returns the memory of keys and values together."""
+        """Returns the memory of keys and values together, and of states."""
         per_token = 2 * self.num_layers * self.num_kv_heads * self.head_dim * dtype.itemsize
-        return per_token * self.num_slots * self.num_places
+        states = 0 if self.states is None else self.states.num_bytes(dtype.itemsize)
+        return self.num_slots * (per_token * self.num_places + states)
 
     @property
     def num_places(self) -> int:
@@ -68,6 +64,8 @@ class KeyValueCache:
 
         data    # [num_layers, num_slots, 2, num_kv_heads, num_places, head_dim]
 
+    ``states`` belong to the layers that have one in place of keys and values.
+
     The caller keeps a slot's valid length; to write at an earlier index is a rollback. Places that
     are read behind the valid length are masked but must not hold NaN: see ``zero_unwritten``.
     """
@@ -77,11 +75,16 @@ class KeyValueCache:
         self.dtype = dtype
         self.device = device
         sizes = (shape.num_layers, shape.num_slots, 2, shape.num_kv_heads)
-        self._data = _zeros((*sizes, shape.num_places, shape.head_dim), dtype, device)
+        self._data = zeros((*sizes, shape.num_places, shape.head_dim), dtype, device)
         self._defined: dict[int, int] = {}  # by slot: places below this index hold finite numbers
         self.rows: Views = [self._rows_of(layer) for layer in range(shape.num_layers)]
         """Views by layer ``[rows, 2, num_kv_heads, head_dim]``, by ``row_of``, keys first."""
         self.keys_and_values = [rows.unbind(1) for rows in self.rows]
+        own, count = shape.states, shape.num_slots
+        self.states: list[LayerStates] = []
+        if own is not None:
+            states = partial(LayerStates, own, num_slots=count, dtype=dtype, device=device)
+            self.states = [states() for _ in range(own.num_layers)]
 
     def row_of(self, slot: int, place: int) -> int:
         """Returns the index in ``rows`` of a token, of which the next one is the next token."""
@@ -123,6 +126,13 @@ class KeyValueCache:
         """Returns a view of the whole slot by layer: ``[2, num_kv_heads, places, head_dim]``."""
         views: Views = self._data[:, slot].unbind(0)
         return views
+
+    def reusable_rows(self, slot: int, num_rows: int) -> int:
+        """Returns how many of the first ``num_rows`` rows a prefill can go on behind: all, or in a
+        cache with states those up to the last place where each layer has one."""
+        reaches = [layer.reaches for layer in self.states]
+        places = range(num_rows, 0, -1)
+        return next((p for p in places if all(reach(slot, p) for reach in reaches)), 0)
 
     def copy_rows(self, source: int, slot: int, end: int) -> None:
         """Copies tokens ``0:end`` of slot ``source`` to ``slot``."""

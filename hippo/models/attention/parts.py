@@ -14,6 +14,7 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from hippo.models.attention.cache import MASK_ALIGNMENT, KeyValueCache
 from hippo.models.attention.flash import attend_flash
+from hippo.models.attention.states import LayerStates, StateRows
 from hippo.models.interface.plan import MAX_GROUPED_ROWS
 
 
@@ -118,7 +119,8 @@ class AttentionPlan:
     which does not attend and is not cached.
 
     With ``wants_last_row`` there is one sequence; all its rows are cached, but the layer's output
-    is the last row's only, as the last layer of a prefill needs it.
+    is the last row's only, as the last layer of a prefill needs it. ``states`` and ``state_rows``
+    are for the layers that have a state in place of keys and values.
     """
 
     sequences: tuple[Part, ...]
@@ -126,6 +128,8 @@ class AttentionPlan:
     tap: QueryTap | None = None
     num_padding: int = 0
     wants_last_row: bool = False
+    states: Sequence[LayerStates] = ()
+    state_rows: tuple[StateRows, ...] = ()
 
 
 class ChunkMask:
@@ -205,9 +209,10 @@ def plan_chunks(
     chunk_rows: int,
     groups: int,
     is_flash: bool,
+    marks: tuple[int, ...] = (),
 ) -> list[tuple[slice, AttentionPlan]]:
     """Cuts a prompt's rows, at cache indices from ``start`` on, into chunks of ``chunk_rows``, and
-    returns the rows of each with its step."""
+    returns the rows of each with its step; ``marks`` is StateRows.marks."""
     firsts = range(0, num_rows, chunk_rows)
     mask = None
     if start + firsts[-1] > 0 and not is_flash:
@@ -226,7 +231,10 @@ def plan_chunks(
             chunk_mask=mask,
             is_flash=is_flash,
         )
-        chunks.append((rows, AttentionPlan((sequence,), cache.dtype)))
+        count, is_first = rows.stop - first, first == 0
+        own = StateRows(slot, 0, count, start + first, marks=marks, is_first=is_first)
+        step = AttentionPlan((sequence,), cache.dtype, states=cache.states, state_rows=(own,))
+        chunks.append((rows, step))
     return chunks
 
 

@@ -7,10 +7,12 @@ returned     | r0 | r1 | r2 |
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 
 import torch
 
 from hippo.catalog.sizes import LEAST_LAYER_GROUPS
+from hippo.models.attention.states import StateRows
 
 _GROUP_ROWS = 256  # prompt rows up to which that many groups are short enough
 
@@ -22,7 +24,8 @@ class PlacedRows:
     slot: int
     start: int  # cache index of the first token
     token_ids: tuple[int, ...]
-    rotary: torch.Tensor  # [num_rows, 1, head_dim / 2], see DecoderStack.rotary
+    rotary: torch.Tensor  # [num_rows, 1, num_rotated / 2], see DecoderStack.rotary
+    least_start: int | None = None  # no later step begins before; None: not before this one
 
     @property
     def num_rows(self) -> int:
@@ -33,6 +36,12 @@ class PlacedRows:
     def end(self) -> int:
         """Number of cached tokens after this forward."""
         return self.start + self.num_rows
+
+    def state_rows(self, first_row: int, places: range | None = None) -> StateRows:
+        """Returns these rows, or those at ``places``, for the layers that have a state."""
+        places = range(self.start, self.end) if places is None else places
+        least = self.start if self.least_start is None else self.least_start
+        return StateRows(self.slot, first_row, len(places), places.start, least)
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +62,13 @@ class RowLayout:
             last = parts[-1][-1:]
             parts.append(last.expand(self.num_padding, *last.shape[1:]))
         return parts[0] if len(parts) == 1 else torch.cat(parts)
+
+    def state_rows(self) -> tuple[StateRows, ...]:
+        """Returns the rows for the layers that have a state."""
+        firsts = accumulate((rows.num_rows for rows in self.by_slot), initial=0)
+        return tuple(
+            rows.state_rows(first) for rows, first in zip(self.by_slot, firsts, strict=False)
+        )
 
 
 def lay_out(placed: Sequence[PlacedRows], *, padded: Callable[[int], int]) -> RowLayout:

@@ -75,7 +75,8 @@ class Scorer(ABC):
 
 
 class AttentionScorer(Scorer):
-    """Scores by attention, from the queries that are kept of one group of layers at a time."""
+    """Scores by attention, from the queries that are kept of one group of layers at a time. Of the
+    first ``num_layers`` layers (None: the tap's), ``num_scoring`` attend (None: all)."""
 
     def __init__(
         self,
@@ -85,8 +86,13 @@ class AttentionScorer(Scorer):
         cache: KeyValueCache,
         slot: int,
         scaling: float,
+        *,
+        num_layers: int | None = None,
+        num_scoring: int | None = None,
     ) -> None:
         super().__init__(tap, prompt, num_reused, cache.device)
+        self.num_layers = num_layers or tap.num_layers
+        self._num_scoring = num_scoring or self.num_layers
         self._length = prompt.length
         self._cache = cache
         self._slot = slot
@@ -124,7 +130,7 @@ class AttentionScorer(Scorer):
                 rows=self._text,
             )
             self._scores.append(layer_scores)
-            if len(self._scores) == self.num_layers:
+            if len(self._scores) == self._num_scoring:
                 self._tap.layer_scores = torch.stack(self._scores)
 
 

@@ -1,16 +1,19 @@
 """The Qwen-VL families: their vision tower and their descriptions."""
 
 import importlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
 
 from hippo.models.families.family import Family, VisionTower
+from hippo.models.families.hybrid import check_hybrid
 from hippo.models.families.qwen_prompt import QwenPromptBuilder, TimedPromptBuilder
 from hippo.models.families.vision import place_beside_first, speed_up_vision, widen_range
 from hippo.models.families.windows import WINDOWS_NAME, register_windows
 from hippo.models.interface.base import VisualItem
+from hippo.models.interface.checkpoint import Checkpoint
+from hippo.models.interface.plan import LoadPlan
 from hippo.models.interface.transfer import to_device
 from hippo.models.loading.pretrained import Pretrained
 
@@ -86,7 +89,11 @@ def _windows(visual: Any, grid: torch.Tensor, device: torch.device) -> dict[str,
 
 
 def _family(
-    title: str, classes: str, prompts: type[QwenPromptBuilder], video_tokens: str
+    title: str,
+    classes: str,
+    prompts: type[QwenPromptBuilder],
+    video_tokens: str,
+    check_configuration: Callable[[Checkpoint, LoadPlan], None] | None = None,
 ) -> Family:
     """``classes`` is the beginning of the names of the family's classes in transformers."""
     return Family(
@@ -100,6 +107,7 @@ def _family(
         ),
         make_tower=QwenTower,
         video_tokens=video_tokens,
+        check_configuration=check_configuration,
     )
 
 
@@ -111,3 +119,7 @@ QWEN2_VL = _family("Qwen2-VL", "Qwen2VL", QwenPromptBuilder, f"{_PATCHES}; {_BY_
 QWEN2_5_VL = _family("Qwen2.5-VL", "Qwen2_5_VL", QwenPromptBuilder, f"{_PATCHES}; {_BY_SIZE}")
 QWEN3_VL = _family("Qwen3-VL", "Qwen3VL", TimedPromptBuilder, _TIMED)
 QWEN3_VL_MOE = _family("Qwen3-VL with experts", "Qwen3VLMoe", TimedPromptBuilder, "as `qwen3_vl`")
+QWEN3_5 = _family("Qwen3.5", "Qwen3_5", TimedPromptBuilder, "as `qwen3_vl`", check_hybrid)
+QWEN3_5_MOE = _family(
+    "Qwen3.5 with experts", "Qwen3_5Moe", TimedPromptBuilder, "as `qwen3_vl`", check_hybrid
+)

@@ -141,11 +141,15 @@ class PrefillHelp(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class SequenceRows:
-    """Completion tokens to feed to one sequence; ``token_ids[k]`` has index ``start_index + k``."""
+    """Completion tokens to feed to one sequence; ``token_ids[k]`` has index ``start_index + k``.
+
+    No later step of the sequence begins before ``least_start`` (None: before this one).
+    """
 
     slot: int
     start_index: int
     token_ids: tuple[int, ...]
+    least_start: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -276,9 +280,14 @@ class VideoLanguageModel(Protocol):
         """Begins a prefill of all visual tokens with a helper's device (device thread), before the
         vision tower runs; None if the model has none (hippo.parallel.helped), or would not gain."""
 
+    def reusable_rows(self, slot: int, num_rows: int) -> int:
+        """Returns how many of the first ``num_rows`` rows of a slot a prefill can go on behind
+        (device thread): all of them, or fewer if layers have a state in place of keys and values
+        (hippo.models.attention.states)."""
+
     def copy_rows(self, source: int, slot: int, num_rows: int) -> None:
-        """Copies the first ``num_rows`` rows of slot ``source`` to ``slot`` (device thread), whose
-        previous content is lost."""
+        """Copies the first ``num_rows`` rows of slot ``source``, which are reusable, to ``slot``
+        (device thread), whose previous content is lost."""
 
     def forward(self, plan: StepPlan) -> torch.Tensor:
         """Feeds the rows (device thread): float32 logits ``[num_rows, num_token_ids]``.

@@ -118,6 +118,17 @@ def cached_places(prompt: Prompt, kept: torch.Tensor | None) -> torch.Tensor | N
     return None if kept is None else _is_cached(prompt, kept).nonzero()[:, 0]
 
 
+def kept_ends(prompt: Prompt, kept: torch.Tensor | None) -> tuple[int, ...]:
+    """Returns behind which numbers of cached rows a prompt has a beginning that later prompts may
+    share: the media, and the question about them."""
+    ends = [int(item.places[-1]) + 1 for item in prompt.items]
+    ends = [max(ends, default=0), *(prompt.question_indices[-1:] + 1).tolist()]
+    places = cached_places(prompt, kept)
+    if places is not None:
+        ends = torch.searchsorted(places, torch.tensor(ends)).tolist()
+    return tuple(sorted({end for end in ends if end}))
+
+
 def compacted(prompt: Prompt, kept: torch.Tensor) -> Prompt:
     """Returns the prompt with consecutive positions, on every axis, for text and kept tokens.
 

@@ -86,12 +86,13 @@ class Resolved:
         if plan.has_graphs or plan.exact_rows:
             num_spare = spare_places(capacity, plan.exact_rows or MAX_GROUPED_ROWS)
         return CacheShape(
-            num_layers=shape.num_layers,
+            num_layers=shape.num_attending,
             num_slots=1,
             num_kv_heads=shape.num_kv_heads // len(self.devices),
             capacity=capacity,
             head_dim=shape.head_dim,
             num_spare=num_spare,
+            states=shape.states,
         )
 
     def needs(self, context_length: int) -> MemoryNeeds:

@@ -16,16 +16,24 @@ Norm = Callable[[torch.Tensor], torch.Tensor]
 """Normalises ``[rows, hidden_size]``."""
 
 
+def norm_weight(module: Any) -> tuple[torch.Tensor, float]:
+    """Returns weight and epsilon of an RMS normalisation; where the weight is stored as what is
+    added to 1, in float32 (Qwen3.5)."""
+    if hasattr(module, "variance_epsilon"):
+        return module.weight, module.variance_epsilon
+    return 1.0 + module.weight.detach().float(), module.eps
+
+
 def make_norm(module: Any) -> Norm:
     """Returns the RMS normalisation of a transformers module.
 
     It is computed in float32. On a GPU it is one fused operation, rounded once; elsewhere it is
-    rounded before the weight is applied, as in transformers.
+    rounded before the weight is applied, as in transformers, but for a weight in float32.
     """
-    weight, eps = module.weight, module.variance_epsilon
+    weight, eps = norm_weight(module)
     if weight.device.type == "cuda":
-        shape = weight.shape
-        return lambda x: rms_norm(x, shape, weight, eps)
+        shape, dtype = weight.shape, weight.dtype
+        return lambda x: rms_norm(x.to(dtype), shape, weight, eps).to(x.dtype)
     inverse_size = 1.0 / weight.shape[0]
     epsilons = torch.full((1, 1), eps, device=weight.device)
 
@@ -33,7 +41,7 @@ def make_norm(module: Any) -> Norm:
         # Five small operations; torch's rms_norm is equally exact but takes 1.5 times as long.
         norm = torch.linalg.vector_norm(x, dim=-1, keepdim=True, dtype=torch.float32)
         scale = torch.addcmul(epsilons, norm, norm, value=inverse_size).rsqrt_()
-        return (x * scale).to(x.dtype).mul_(weight)
+        return (x * scale).to(weight.dtype).mul_(weight).to(x.dtype)
 
     return normalise
 

@@ -104,7 +104,7 @@ def make_packed(
             module.drop_numbers()
         module.quant_state = None  # bitsandbytes' modules hold their scales a second time
     del parts
-    torch.cuda.empty_cache()  # see hippo.models.runners.decoder
+    torch.cuda.empty_cache()  # see hippo.models.runners.layers
     return product
 
 

@@ -46,7 +46,11 @@ class EagerRunner:
         wanted = None if rows.wanted is None else to_device(rows.wanted, device)
         hidden = torch.embedding(self._embedding, token_ids)
         plan = AttentionPlan(
-            self._parts(rows.by_slot), self._cache.dtype, num_padding=rows.num_padding
+            self._parts(rows.by_slot),
+            self._cache.dtype,
+            num_padding=rows.num_padding,
+            states=self._cache.states,
+            state_rows=rows.state_rows() if self._cache.states else (),
         )
         hidden = self._stack.run(hidden, rows.rotary(), plan, 0, self._stack.num_layers)
         if wanted is not None:

@@ -166,7 +166,8 @@ class ExactRunner:
         rotary = torch.cat((rotary, rotary[-1:].expand(padding, *rotary.shape[1:])))
         part = self._part(rows.slot, places.start, num_rows, num_tokens)
         hidden = torch.embedding(self._embedding, to_device(token_ids, cache.device))
-        step = AttentionPlan((part,), cache.dtype)
+        own = (rows.state_rows(0, places),) if cache.states else ()
+        step = AttentionPlan((part,), cache.dtype, states=cache.states, state_rows=own)
         hidden = self._stack.run(hidden, rotary, step, 0, self._stack.num_layers)
         return self._stack.logits(hidden)[: len(places)]
 

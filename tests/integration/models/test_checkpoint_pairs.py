@@ -51,7 +51,8 @@ def question(content: tuple[ContentPart, ...], **changes: Any) -> OpenRequest:
 
 
 # Of Qwen's that with all that the others have: M-RoPE, features for several layers, and experts.
-@pytest.fixture(scope="module", params=["qwen3_vl_moe", "llava_onevision", "internvl"])
+# Qwen3.5's layers have a recurrent state.
+@pytest.fixture(scope="module", params=["qwen3_vl_moe", "qwen3_5", "llava_onevision", "internvl"])
 def family_pair(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Pair:
     folder = tmp_path_factory.mktemp("pair")
     return Pair(

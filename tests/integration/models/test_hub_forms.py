@@ -107,6 +107,8 @@ def test_the_dtype_is_the_repositorys_own(repositories: Repositories, name: str)
         ("Qwen/Qwen2-VL-2B-Instruct", "Qwen/Qwen2-VL-72B-Instruct"),
         ("Qwen/Qwen2.5-VL-3B-Instruct", "Qwen/Qwen2.5-VL-7B-Instruct"),
         ("Qwen/Qwen3-VL-2B-Instruct", "Qwen/Qwen3-VL-30B-A3B-Instruct"),
+        ("Qwen/Qwen3.5-0.8B", "Qwen/Qwen3.5-27B"),
+        ("Qwen/Qwen3.5-0.8B", "Qwen/Qwen3.5-35B-A3B"),
         ("llava-hf/llava-onevision-qwen2-0.5b-ov-hf", "llava-hf/llava-onevision-qwen2-7b-ov-hf"),
         ("OpenGVLab/InternVL3_5-1B-HF", "OpenGVLab/InternVL3_5-38B-HF"),
     ],

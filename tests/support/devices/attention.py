@@ -13,25 +13,32 @@ from hippo.models.interface.base import Prompt
 def reference_scores(
     model: Any, inputs: Any, prompt: Prompt, *, num_layers: int, scope: str
 ) -> torch.Tensor:
-    """Scores of the first ``num_layers`` layers, ``[num_layers, num_visual_tokens]``.
+    """Scores of the layers with attention among the first ``num_layers``, ``[number of them,
+    num_visual_tokens]``.
 
-    ``model`` is transformers' with layers of Qwen2 or Qwen3; ``inputs`` are its processor's for
-    ``prompt``. Every layer's whole ``[heads, length, length]`` product is computed, head by head.
+    ``model`` is transformers' with layers of Qwen2, Qwen3 or Qwen3.5; ``inputs`` are its
+    processor's for ``prompt``. Every layer's whole ``[heads, length, length]`` product is computed,
+    head by head.
     """
-    qwen2: Any = importlib.import_module("transformers.models.qwen2.modeling_qwen2")
     layers = model.model.language_model.layers
-    attentions = [layer.self_attn for layer in layers[:num_layers]]
+    attentions = [layer.self_attn for layer in layers[:num_layers] if hasattr(layer, "self_attn")]
+    is_gated = attentions[0].q_proj.out_features == 2 * attentions[0].o_proj.in_features
+    kind = "qwen3_5" if is_gated else "qwen2"
+    qwen: Any = importlib.import_module(f"transformers.models.{kind}.modeling_{kind}")
     scores = []
     for attention, (_, given) in zip(attentions, _calls(model, inputs, attentions), strict=True):
         hidden, (cosines, sines) = given["hidden_states"], given["position_embeddings"]
         heads = (*hidden.shape[:-1], -1, attention.head_dim)
         with torch.no_grad():
-            query, key = attention.q_proj(hidden).view(heads), attention.k_proj(hidden).view(heads)
+            query, key = attention.q_proj(hidden), attention.k_proj(hidden).view(heads)
+            if is_gated:  # head by head a query and a gate
+                query = query.view(*heads[:-1], 2, attention.head_dim)[..., 0, :]
+            query = query.reshape(heads)
             if hasattr(attention, "q_norm"):
                 query, key = attention.q_norm(query), attention.k_norm(key)
             query, key = query.transpose(1, 2), key.transpose(1, 2)
-            query, key = qwen2.apply_rotary_pos_emb(query, key, cosines, sines)
-            key = qwen2.repeat_kv(key, attention.num_key_value_groups)
+            query, key = qwen.apply_rotary_pos_emb(query, key, cosines, sines)
+            key = qwen.repeat_kv(key, attention.num_key_value_groups)
             logits = (query[0] @ key[0].transpose(-1, -2)) * attention.scaling  # [heads, n, n]
         asked = logits[:, prompt.question_indices]
         if scope == "causal":  # as the model attends: all text behind the videos

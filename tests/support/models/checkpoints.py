@@ -71,8 +71,8 @@ def write_checkpoint(
     processor = _processor(prefix, form["patch_size"], merges)
     ids = processor.tokenizer.get_vocab()
     width = head_dim * num_heads
-    third = text.get("head_dim", head_dim) // 6
-    half = text.get("head_dim", head_dim) // 2
+    rotated = int(text.get("head_dim", head_dim) * text.get("partial_rotary_factor", 1.0))
+    third, half = rotated // 6, rotated // 2
     # Qwen2-VL's tower calls the width of the language model its hidden size.
     name = "hidden_size" if "embed_dim" in form else "out_hidden_size"
     config = getattr(import_transformers(), f"{prefix}Config")(
@@ -143,7 +143,9 @@ def seeded_model(
         model = architecture(config)
         for name, weight in model.named_parameters():
             if name.endswith("norm.weight") or any(n in name for n in ("norm1", "norm2", "norm_")):
-                weight.data.uniform_(0.5, 1.5)
+                is_added_to_one = name.endswith("weight") and not weight.any()
+                least = -0.5 if is_added_to_one else 0.5
+                weight.data.uniform_(least, least + 1)
             elif name.endswith(("bias", "cls_token", "position_embeddings")):
                 weight.data.normal_(0.0, 0.1)
         if noise:
@@ -216,6 +218,16 @@ _EXPERTS = {
     "moe_intermediate_size": 24,
     "mlp_only_layers": [1],  # a dense layer in between
 }
+_HYBRID = {
+    "head_dim": 32,
+    "partial_rotary_factor": 0.5,
+    "full_attention_interval": 2,
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+    "linear_key_head_dim": 16,
+    "linear_value_head_dim": 16,
+}
+_PLAIN_TOWER = {key: value for key, value in _DEEP_TOWER.items() if "deepstack" not in key}
 # By family the prefix of its classes in transformers, its tower, and what its text model adds.
 _FORMS: Mapping[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     "qwen2_vl": ("Qwen2VL", {**_TOWER, "embed_dim": 32, "mlp_ratio": 2}, {}),
@@ -233,6 +245,18 @@ _FORMS: Mapping[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     ),
     "qwen3_vl": ("Qwen3VL", _DEEP_TOWER, {"head_dim": 32}),
     "qwen3_vl_moe": ("Qwen3VLMoe", _DEEP_TOWER, {"head_dim": 32, **_EXPERTS}),
+    "qwen3_5": ("Qwen3_5", _PLAIN_TOWER, _HYBRID),
+    "qwen3_5_moe": (
+        "Qwen3_5Moe",
+        _PLAIN_TOWER,
+        {
+            **_HYBRID,
+            "num_experts": 8,
+            "num_experts_per_tok": 3,
+            "moe_intermediate_size": 24,
+            "shared_expert_intermediate_size": 24,
+        },
+    ),
 }
 
 
@@ -243,7 +267,8 @@ def _processor(prefix: str, patch_size: int, merges: tuple[str, ...]) -> Any:
         "size": {"shortest_edge": side**2, "longest_edge": side**2 * 256},
         "patch_size": patch_size,
     }
-    kind = prefix.removesuffix("Moe")  # without a processor of its own
+    kind = prefix.removesuffix("Moe")  # without a processor of its own, as Qwen3.5 is
+    kind = "Qwen3VL" if kind == "Qwen3_5" else kind
     videos = "Qwen3VLVideoProcessor" if kind == "Qwen3VL" else "Qwen2VLVideoProcessor"
     if kind == "Qwen3VL":
         settings |= {"image_mean": [0.5] * 3, "image_std": [0.5] * 3}

@@ -9,7 +9,17 @@ from tests.support.models.checkpoints import write_checkpoint
 from tests.support.models.internvl import write_internvl_checkpoint
 from tests.support.models.llava import ORDERED_TEMPLATE, write_llava_checkpoint
 
-QWEN_FAMILIES = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe")
+QWEN_FAMILIES = (
+    "qwen2_vl",
+    "qwen2_5_vl",
+    "qwen3_vl",
+    "qwen3_vl_moe",
+    "qwen3_5",
+    "qwen3_5_moe",
+)
+HYBRID_FAMILIES = ("qwen3_5", "qwen3_5_moe")
+"""Some of their layers have a state in place of keys and values."""
+
 ALL_FAMILIES = (*QWEN_FAMILIES, "llava_onevision", "internvl")
 ORDERED_LLAVA = "llava_onevision, parts in order"
 # As in Qwen3.5's and 3.8's templates: the thought is begun by default, an empty one if it is turned

@@ -12,6 +12,8 @@ if TYPE_CHECKING:
 _ARCHITECTURES = {
     "qwen2_5_vl": "Qwen2_5_VLForConditionalGeneration",
     "qwen2_vl": "Qwen2VLForConditionalGeneration",
+    "qwen3_5": "Qwen3_5ForConditionalGeneration",
+    "qwen3_5_moe": "Qwen3_5MoeForConditionalGeneration",
     "qwen3_vl": "Qwen3VLForConditionalGeneration",
     "qwen3_vl_moe": "Qwen3VLMoeForConditionalGeneration",
     "llava_onevision": "LlavaOnevisionForConditionalGeneration",
@@ -54,6 +56,8 @@ def _qwen(family: str, form: "HubForm", ids: dict[str, int]) -> dict[str, Any]:
     }
     if family.startswith("qwen3_vl"):
         return common | _nested(family, form, ids)
+    if family.startswith("qwen3_5"):
+        return common | _hybrid(family, form, ids)
     text = _text(form, ids)
     rope: dict[str, Any] = {"mrope_section": [2, 3, 3], "type": form.rope_scaling_type}
     vision = {**PUBLIC_TOWERS[family], "depth": 2, "in_chans": 3, "num_heads": 2}
@@ -112,6 +116,52 @@ def _nested(family: str, form: "HubForm", ids: dict[str, int]) -> dict[str, Any]
     vision = {
         **PUBLIC_TOWERS["qwen3_vl"],
         "deepstack_visual_indexes": [0, 1],
+        "depth": 3,
+        "hidden_size": 32,
+        "initializer_range": 0.12,
+        "intermediate_size": 64,
+        "model_type": family,
+        "num_heads": 2,
+        "out_hidden_size": text["hidden_size"],
+    }
+    return {"text_config": text, "vision_config": vision}
+
+
+def _hybrid(family: str, form: "HubForm", ids: dict[str, int]) -> dict[str, Any]:
+    """The rotary settings are in the form of transformers 5, and each layer's kind is listed."""
+    text = _text(form, ids) | {
+        "attn_output_gate": True,
+        "dtype": "bfloat16",
+        "full_attention_interval": 4,
+        "head_dim": 32,
+        "layer_types": ["linear_attention"] * 3 + ["full_attention"],
+        "linear_conv_kernel_dim": 4,
+        "linear_key_head_dim": 32,
+        "linear_num_key_heads": 2,
+        "linear_num_value_heads": form.num_value_heads,
+        "linear_value_head_dim": 32,
+        "mamba_ssm_dtype": "float32",
+        "max_position_embeddings": 262144,
+        "mlp_only_layers": [],
+        "model_type": f"{family}_text",
+        "mtp_num_hidden_layers": 1,
+        "num_hidden_layers": 4,
+        "rope_parameters": {
+            "mrope_interleaved": True,
+            "mrope_section": [2, 1, 1],
+            "partial_rotary_factor": 0.25,
+            "rope_theta": 10000000,
+            "rope_type": "default",
+        },
+        "tie_word_embeddings": form.is_tied,
+    }
+    del text["rope_theta"]
+    if family == "qwen3_5_moe":
+        text |= _EXPERTS | {"shared_expert_intermediate_size": 24}
+        del text["intermediate_size"]
+    vision = {
+        **PUBLIC_TOWERS["qwen3_5"],
+        "deepstack_visual_indexes": [],
         "depth": 3,
         "hidden_size": 32,
         "initializer_range": 0.12,
@@ -243,6 +293,8 @@ _QWEN3_FILES = _both_files(
 PREPROCESSORS: dict[str, dict[str, dict[str, Any]]] = {
     "qwen2_5_vl": _qwen2_files("Qwen2_5_VLProcessor"),
     "qwen2_vl": _qwen2_files("Qwen2VLProcessor"),
+    "qwen3_5": _QWEN3_FILES,
+    "qwen3_5_moe": _QWEN3_FILES,
     "qwen3_vl": _QWEN3_FILES,
     "qwen3_vl_moe": _QWEN3_FILES,
     "llava_onevision": _both_files(

@@ -34,6 +34,7 @@ class HubForm:
     rope_scaling_type: str = "mrope"  # of Qwen2.5-VL
     width: int = 0  # of the text model, if it is not that of all heads
     has_large_tower: bool = False  # InternVL's of 6B
+    num_value_heads: int = 2  # of layers with a state
 
 
 HUB_FORMS = {
@@ -49,6 +50,9 @@ HUB_FORMS = {
     "Qwen/Qwen3-VL-8B-Instruct": HubForm(8, 2, 32),
     "Qwen/Qwen3-VL-32B-Instruct": HubForm(16, 2, 32, width=128),
     "Qwen/Qwen3-VL-30B-A3B-Instruct": HubForm(8, 1, 32, width=64),
+    "Qwen/Qwen3.5-0.8B": HubForm(4, 1, 32, is_tied=True, is_sharded=False),
+    "Qwen/Qwen3.5-27B": HubForm(8, 1, 32, width=128, num_value_heads=4),
+    "Qwen/Qwen3.5-35B-A3B": HubForm(8, 1, 32, width=64, num_value_heads=4),
     "llava-hf/llava-onevision-qwen2-0.5b-ov-hf": HubForm(7, 1, 39, is_tied=True, is_sharded=False),
     "llava-hf/llava-onevision-qwen2-7b-ov-hf": HubForm(14, 2, 55),
     "llava-hf/llava-onevision-qwen2-72b-ov-hf": HubForm(8, 1, 55),
@@ -82,16 +86,24 @@ def write_hub_form(folder: Path, name: str, *, noise: float = 0.0) -> Path:
     )
     dtype = torch.float16 if family == "llava_onevision" else torch.bfloat16
     weights = {
-        # Experts are [experts, in, out] on the hub, the other way round in transformers.
-        hub_name(key, family): (weight.mT if ".experts." in key else weight).to(dtype).contiguous()
+        hub_name(key, family): (weight.mT if is_turned(key, family) else weight)
+        .to(dtype)
+        .contiguous()
         for key, weight in model.state_dict().items()
         if not (form.is_tied and key == "lm_head.weight")
     }
+    if family.startswith("qwen3_5"):  # a layer of multi-token prediction, which is not served
+        weights["mtp.norm.weight"] = torch.zeros(8, dtype=dtype)
     size = sum(weight.nbytes for weight in weights.values())
     save_torch_state_dict(
         weights, folder, max_shard_size=size * 2 // 3 if form.is_sharded else size
     )
     return folder
+
+
+def is_turned(key: str, family: str) -> bool:
+    """Whether experts are [experts, in, out] on the hub, the other way round in transformers."""
+    return ".experts." in key and family == "qwen3_vl_moe"
 
 
 def family_of(name: str) -> str:
@@ -157,6 +169,8 @@ _EARLIER_QWEN = {"model.visual.": "visual.", "model.language_model.": "model."}
 _HUB_PREFIXES = {
     "qwen2_5_vl": _EARLIER_QWEN,
     "qwen2_vl": _EARLIER_QWEN,
+    "qwen3_5": {},
+    "qwen3_5_moe": {},
     "qwen3_vl": {},
     "qwen3_vl_moe": {},
     "llava_onevision": {

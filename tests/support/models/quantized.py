@@ -101,7 +101,14 @@ def bitsandbytes_config(*, is_4bit: bool) -> dict[str, Any]:
         "bnb_4bit_compute_dtype": "float32",  # the hub's bfloat16 rounds each layer
         "bnb_4bit_quant_type": "nf4",
         "bnb_4bit_use_double_quant": True,
-        "llm_int8_skip_modules": ["lm_head", "visual", "vision_tower", "multi_modal_projector"],
+        "llm_int8_skip_modules": [
+            "lm_head",
+            "visual",
+            "vision_tower",
+            "multi_modal_projector",
+            "in_proj_a",
+            "in_proj_b",
+        ],
         "llm_int8_threshold": 6.0,
         "load_in_4bit": is_4bit,
         "load_in_8bit": not is_4bit,
@@ -124,7 +131,7 @@ def _compressed_config(
             }
         },
         "format": form,
-        "ignore": ["re:visual.*", "lm_head"],
+        "ignore": ["re:visual.*", "lm_head", "re:.*in_proj_[ab]$"],
         "quant_method": "compressed-tensors",
         "quantization_status": "compressed",
         "sparsity_config": {"format": "dense"},
@@ -135,7 +142,7 @@ FLOAT8, INT8 = {"num_bits": 8, "type": "float"}, {"num_bits": 8, "type": "int"}
 AWQ_CONFIG = {
     "bits": 4,
     "group_size": 128,
-    "modules_to_not_convert": ["visual"],
+    "modules_to_not_convert": ["visual", "in_proj_a", "in_proj_b"],
     "quant_method": "awq",
     "version": "gemm",
     "zero_point": True,
@@ -148,7 +155,7 @@ FORMS: dict[str, tuple[Callable[[torch.Tensor], tuple[Stored, torch.Tensor]], di
         {
             "activation_scheme": "dynamic",
             "fmt": "e4m3",
-            "modules_to_not_convert": ["lm_head", "visual"],
+            "modules_to_not_convert": ["lm_head", "visual", "in_proj_a", "in_proj_b"],
             "quant_method": "fp8",
             "weight_block_size": [128, 128],
         },
@@ -206,7 +213,8 @@ def quantise(
     quantise_weight, _ = FORMS[form]
     stored, plain = dict[str, torch.Tensor](), dict[str, torch.Tensor]()
     for key, weight in weights.items():
-        if "layers." in key and key.endswith("proj.weight") and "vision" not in key:
+        ends = ("proj.weight", "proj_qkv.weight", "proj_z.weight")
+        if "layers." in key and key.endswith(ends) and "vision" not in key:
             parts, whole = quantise_weight(weight.to(device).float())
             stem = key.removesuffix("weight")
             stored |= {stem + suffix: part.cpu().contiguous() for suffix, part in parts.items()}

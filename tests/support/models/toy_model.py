@@ -203,6 +203,9 @@ class ToyModel:
         self._rows[slot][num_reused:] = rows[num_reused:]
         yield self._table[self._context(slot, 0)].clone()
 
+    def reusable_rows(self, slot: int, num_rows: int) -> int:
+        return num_rows
+
     def copy_rows(self, source: int, slot: int, num_rows: int) -> None:
         self.threads.add(threading.current_thread().name)
         assert 0 < num_rows <= len(self._rows[source]) and source != slot

@@ -5,6 +5,7 @@ import copy
 import json
 import re
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -239,3 +240,15 @@ def test_the_command_says_what_is_wrong(
 ) -> None:
     assert main(["sizes", *arguments]) == 1
     assert said in " ".join(capsys.readouterr().err.split())
+
+
+def test_states_take_the_same_memory_in_every_context() -> None:
+    shape = find_shape("Qwen/Qwen3.5-27B")
+    states = shape.states
+    assert states is not None and shape.num_attending == 16
+    one = 4 * states.num_layers * states.num_heads * states.key_dim * states.value_dim
+    assert one == 150_994_944
+    assert 4 * one < shape.cache_bytes(0) == states.num_bytes(2) < 6 * one
+    assert shape.cache_bytes(1000) - shape.cache_bytes(0) == 1000 * 16 * 2 * 4 * 256 * 2
+    assert not shape.can_divide(2)
+    assert shape.work_bytes(4096) > replace(shape, states=None).work_bytes(4096)

@@ -35,7 +35,11 @@ def operator() -> Iterator[None]:
 def new_cache(
     dtype: torch.dtype = torch.float32, *, device: str = "cpu", **changes: int
 ) -> KeyValueCache:
-    sizes = {"num_kv_heads": 2, "capacity": CAPACITY, "head_dim": HEAD_DIM} | changes
+    sizes: dict[str, Any] = {
+        "num_kv_heads": 2,
+        "capacity": CAPACITY,
+        "head_dim": HEAD_DIM,
+    } | changes
     shape = CacheShape(num_layers=2, num_slots=6, num_spare=5, **sizes)
     return KeyValueCache(shape, dtype=dtype, device=torch.device(device))
 

@@ -47,6 +47,7 @@ TURNS: dict[str, tuple[str | DecodedMedia, ...]] = {
 LONG_VIDEOS = {
     "qwen2_vl": (64, 168, "<|video_pad|>"),
     "qwen2_5_vl": (64, 168, "<|video_pad|>"),
+    "qwen3_5": (64, 140, "<125.0 seconds>"),
     "qwen3_vl": (64, 140, "<125.0 seconds>"),
     "llava_onevision": (120, 84, "<video>"),
     "internvl": (101, 84, "Frame101: "),

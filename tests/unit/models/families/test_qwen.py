@@ -193,7 +193,7 @@ def test_the_last_layer_of_a_prompt_goes_on_with_its_last_row_only(
         return torch.nn.functional.silu(gate)
 
     monkeypatch.setattr("hippo.models.cached._CHUNK_ROWS", chunk_rows)
-    monkeypatch.setattr("hippo.models.runners.decoder.silu", silu)
+    monkeypatch.setattr("hippo.models.runners.layers.silu", silu)
     prefill(model, 0, prompt)
     chunks = [min(chunk_rows, prompt.length - i) for i in range(0, prompt.length, chunk_rows)]
     assert rows[-len(chunks) :] == [1] * len(chunks)

@@ -16,7 +16,7 @@ from hippo.parallel.help_memory import HelpMemory
 from hippo.parallel.helped import HelpedModel
 from hippo.parallel.helper_link import HelperLink
 from tests.support.devices.helper import Helper, begin_help, helped_model
-from tests.support.models.families import ALL_FAMILIES, write_family
+from tests.support.models.families import ALL_FAMILIES, HYBRID_FAMILIES, write_family
 from tests.support.models.quantized import FORMS, has_packages, write_quantized
 from tests.support.models.reference import assert_close, clip, image, prepare, user
 
@@ -30,7 +30,7 @@ def short_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(HelpedModel, "patience_s", lambda *_: 60.0)
 
 
-@pytest.fixture(scope="module", params=ALL_FAMILIES)
+@pytest.fixture(scope="module", params=[f for f in ALL_FAMILIES if f not in HYBRID_FAMILIES])
 def helped(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[tuple[HelpedModel, Helper]]:
