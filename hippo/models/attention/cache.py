@@ -7,7 +7,7 @@ from functools import partial
 import torch
 
 from hippo.catalog.states import StateShape
-from hippo.models.attention.states import LayerStates
+from hippo.models.attention.states import LayerStates, zero_state
 from hippo.models.attention.zeros import zeros
 from hippo.models.products.linear import packing
 
@@ -83,7 +83,10 @@ class KeyValueCache:
         own, count = shape.states, shape.num_slots
         self.states: list[LayerStates] = []
         if own is not None:
-            states = partial(LayerStates, own, num_slots=count, dtype=dtype, device=device)
+            zero = zero_state(own, dtype, device)
+            states = partial(
+                LayerStates, own, num_slots=count, dtype=dtype, device=device, zero=zero
+            )
             self.states = [states() for _ in range(own.num_layers)]
 
     def row_of(self, slot: int, place: int) -> int:

@@ -47,6 +47,13 @@ class State:
     inputs: torch.Tensor  # [num_inputs, input_width]: of the last rows before the place
 
 
+def zero_state(shape: StateShape, dtype: torch.dtype, device: torch.device) -> State:
+    """Returns the state before the first row."""
+    state = (shape.num_heads, shape.key_dim, shape.value_dim)
+    inputs = (shape.num_inputs, shape.input_width)
+    return State(torch.zeros(state, device=device), torch.zeros(inputs, dtype=dtype, device=device))
+
+
 @dataclass(slots=True)
 class _Slot:
     base: int = 0
@@ -60,17 +67,22 @@ class LayerStates:
     """The states and the log of one layer, for all slots. The state of place 0 is zero."""
 
     def __init__(
-        self, shape: StateShape, *, num_slots: int, dtype: torch.dtype, device: torch.device
+        self,
+        shape: StateShape,
+        *,
+        num_slots: int,
+        dtype: torch.dtype,
+        device: torch.device,
+        zero: State,
     ) -> None:
+        """``zero`` is a zero_state, which all layers share."""
         state = (shape.num_heads, shape.key_dim, shape.value_dim)
         inputs = (shape.num_inputs, shape.input_width)
         kept = (num_slots, NUM_STATES)
         self._matrices = zeros((*kept, *state), torch.float32, device)
         self._inputs = zeros((*kept, *inputs), dtype, device)
         self._log = zeros((num_slots, LOG_ROWS, shape.log_width), dtype, device)
-        self._zero = State(
-            torch.zeros(state, device=device), torch.zeros(inputs, dtype=dtype, device=device)
-        )
+        self._zero = zero
         self._slots = [_Slot() for _ in range(num_slots)]
 
     def reaches(self, slot: int, place: int) -> bool:

@@ -120,9 +120,11 @@ def cached_places(prompt: Prompt, kept: torch.Tensor | None) -> torch.Tensor | N
 
 def kept_ends(prompt: Prompt, kept: torch.Tensor | None) -> tuple[int, ...]:
     """Returns behind which numbers of cached rows a prompt has a beginning that later prompts may
-    share: the media, and the question about them."""
+    share: the media, and the question about them; without a question all but the last row, from
+    which the answer begins."""
     ends = [int(item.places[-1]) + 1 for item in prompt.items]
-    ends = [max(ends, default=0), *(prompt.question_indices[-1:] + 1).tolist()]
+    asked = (prompt.question_indices[-1:] + 1).tolist() or [prompt.length]
+    ends = [max(ends, default=0), min(*asked, prompt.length - 1)]
     places = cached_places(prompt, kept)
     if places is not None:
         ends = torch.searchsorted(places, torch.tensor(ends)).tolist()

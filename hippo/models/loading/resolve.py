@@ -79,11 +79,16 @@ class Resolved:
         """Maps a number of rows to the number of rows to run, padding included."""
         return padded_rows if self._packs_weights else int
 
+    @property
+    def _has_graphs(self) -> bool:
+        """Whether there may be CUDA graphs: not of layers with states."""
+        return self.plan.has_graphs and self.shape.states is None
+
     def slot_shape(self, context_length: int) -> CacheShape:
         """Returns the shape of one rank's cache for one sequence of ``context_length`` tokens."""
         plan, shape = self.plan, self.shape
         capacity, num_spare = plan.slot_tokens(context_length), 0
-        if plan.has_graphs or plan.exact_rows:
+        if self._has_graphs or plan.exact_rows:
             num_spare = spare_places(capacity, plan.exact_rows or MAX_GROUPED_ROWS)
         return CacheShape(
             num_layers=shape.num_attending,
@@ -137,14 +142,14 @@ class Resolved:
         """Returns the bytes that graphs take, and the copies of weights that products make."""
         plan, shape, bytes_each = self.plan, self.shape, self.working_dtype.itemsize
         total = 0
-        if plan.has_graphs and self.working_dtype != torch.float32:  # which has no FlashAttention
+        if self._has_graphs and self.working_dtype != torch.float32:  # which has no FlashAttention
             num_graphs = 1 if plan.exact_rows else most_graphs(plan.num_slots or MOST_AUTO_SLOTS)
             num_ids = shape.num_head_parameters // shape.hidden_size
             total += num_graphs * shape.num_layers * GRAPH_LAYER_BYTES + 4 * MOST_ROWS * num_ids
         if self.form is not None and self.form.is_kept:
             # Products of many rows unpack a weight; a graph keeps the memory of its own, unless
             # the kernels for few rows run in it.
-            num_copies = 1 + (plan.has_graphs and not isinstance(self.form, Packed))
+            num_copies = 1 + (self._has_graphs and not isinstance(self.form, Packed))
             total += num_copies * shape.mlp_width * shape.hidden_size * bytes_each
         if self.device.type == "cpu" and self.dtype.itemsize == 2:
             if not (has_half_linear() if self.is_half_on_cpu else self._packs_weights):

@@ -318,7 +318,9 @@ def make_fixed_runner(
     """Returns the runner of captured or exact steps, if the plan asks for one; logs a warning if
     the device cannot have graphs (on level info if they are only to be used where possible). Layers
     with states have none."""
-    if plan.has_graphs and not cache.states:
+    if plan.has_graphs and cache.states:
+        _log.info("CUDA graphs are off: layers with states have none")
+    elif plan.has_graphs:
         if flash.has_ranges:
             capture = CudaGraphs(cache.device).capture_graph
             return CapturedRunner(stack, cache, embedding, capture, exact_rows=plan.exact_rows)

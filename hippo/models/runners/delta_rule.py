@@ -20,6 +20,7 @@ _EPS = 1e-6  # of the norms of queries and keys, in transformers and flash-linea
 # Columns of the numbers of a head: a CPU's vector and scalar operations round differently, and with
 # full vectors a row's numbers do not depend on how many rows there are.
 _VECTOR = 32
+_GRAIN = 32768  # numbers from which on torch divides them among threads, anywhere
 
 Rule = Callable[..., tuple[torch.Tensor, torch.Tensor]]
 
@@ -57,7 +58,9 @@ class DeltaRule:
         mixed = rows[:num_rows] * self._taps[0]
         for index in range(1, self._taps.shape[0]):
             mixed.addcmul_(rows[index : index + num_rows], self._taps[index])
-        mixed = silu(mixed, inplace=True).to(self._dtype)
+        for part in mixed.split(max(_GRAIN // width, 1)):
+            silu(part, inplace=True)
+        mixed = mixed.to(self._dtype)
         parts = torch.split(mixed, self._widths, 1)
         query, key, value = (
             part.view(num_rows, -1, head_dim)

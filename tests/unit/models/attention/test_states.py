@@ -1,15 +1,21 @@
 """States of delta nets: blocks, rollbacks and replays give the bits of single steps, float32."""
 
+import importlib
+from typing import Any
+
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from hippo.catalog.shapes import find_states
 from hippo.catalog.states import StateShape
 from hippo.errors import HippoError
 from hippo.models.attention import states as module
-from hippo.models.attention.states import LayerStates, State, StateRows
+from hippo.models.attention.states import LayerStates, State, StateRows, zero_state
+from hippo.models.loading.resolve import import_transformers
 from hippo.models.runners.delta import DeltaLayer
+from hippo.models.runners.delta_rule import DeltaRule
 from tests.support.models.families import write_family
 from tests.support.models.pairs import load
 
@@ -36,8 +42,9 @@ def short_log(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def empty_states(num_slots: int = 1) -> LayerStates:
-    cpu = torch.device("cpu")
-    return LayerStates(SHAPE, num_slots=num_slots, dtype=torch.float32, device=cpu)
+    dtype, cpu = torch.float32, torch.device("cpu")
+    zero = zero_state(SHAPE, dtype, cpu)
+    return LayerStates(SHAPE, num_slots=num_slots, dtype=dtype, device=cpu, zero=zero)
 
 
 def inputs() -> torch.Tensor:
@@ -137,3 +144,27 @@ def test_a_copy_has_the_states_up_to_its_last_row(layer: DeltaLayer) -> None:
             assert torch.equal(one.matrix, other.matrix)
             assert held.reaches(1, 4) and not held.reaches(1, place + 1)
     assert held.reaches(0, PROMPT + 3)
+
+
+@pytest.mark.parametrize(("num_heads", "num_rows"), [(32, 10), (48, 13)])
+def test_threads_change_no_bits_at_published_widths(num_heads: int, num_rows: int) -> None:
+    """Qwen3.5-9B's and 27B's layers; torch divides large tensors among threads anywhere."""
+    transformers = import_transformers()
+    config = transformers.Qwen3_5TextConfig(hidden_size=64, linear_num_value_heads=num_heads)
+    modeling: Any = importlib.import_module("transformers.models.qwen3_5.modeling_qwen3_5")
+    rule = DeltaRule(modeling.Qwen3_5GatedDeltaNet(config, 0))
+    shape = find_states(config.to_dict())
+    assert shape is not None and rule.input_width == shape.input_width
+    state = zero_state(shape, torch.float32, torch.device("cpu"))
+    rows = torch.randn(num_rows, shape.log_width, generator=torch.Generator().manual_seed(0))
+    num_threads = torch.get_num_threads()
+    torch.set_num_threads(3)
+    try:
+        with torch.inference_mode():
+            read, together = rule.run_rows(rows, state)
+            for index in range(num_rows):
+                alone, state = rule.run_rows(rows[index : index + 1], state)
+                assert torch.equal(alone[0], read[index])
+    finally:
+        torch.set_num_threads(num_threads)
+    assert torch.equal(state.matrix, together.matrix)
