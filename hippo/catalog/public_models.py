@@ -7,6 +7,17 @@ from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Any
 
+_QWEN3_VISION: Mapping[str, Any] = MappingProxyType(
+    {
+        "depth": 27,
+        "hidden_size": 1152,
+        "intermediate_size": 4304,
+        "num_position_embeddings": 2304,
+        "patch_size": 16,
+        "spatial_merge_size": 2,
+        "temporal_patch_size": 2,
+    }
+)
 PUBLIC_TOWERS: Mapping[str, Mapping[str, Any]] = MappingProxyType(
     {
         "internvl": {  # InternViT with 300M parameters
@@ -43,25 +54,8 @@ PUBLIC_TOWERS: Mapping[str, Mapping[str, Any]] = MappingProxyType(
             "spatial_merge_size": 2,
             "temporal_patch_size": 2,
         },
-        "qwen3_5": {
-            "depth": 27,
-            "hidden_size": 1152,
-            "intermediate_size": 4304,
-            "num_position_embeddings": 2304,
-            "patch_size": 16,
-            "spatial_merge_size": 2,
-            "temporal_patch_size": 2,
-        },
-        "qwen3_vl": {
-            "deepstack_visual_indexes": (8, 16, 24),
-            "depth": 27,
-            "hidden_size": 1152,
-            "intermediate_size": 4304,
-            "num_position_embeddings": 2304,
-            "patch_size": 16,
-            "spatial_merge_size": 2,
-            "temporal_patch_size": 2,
-        },
+        "qwen3_5": _QWEN3_VISION,
+        "qwen3_vl": {"deepstack_visual_indexes": (8, 16, 24), **_QWEN3_VISION},
     }
 )
 """The part of the vision configuration that sets sizes, by family; some models have others."""

@@ -23,6 +23,7 @@ class PlainServer:
     models: Sequence[str] = ("plain",)
     pieces: Sequence[str] = ("One", " and", " two.")
     thought: str = ""  # before the pieces
+    finish_reason: str = "stop"
     pause_s: float = 0.0  # before each piece
     api_key: str | None = None
     unknown: Sequence[str] = ()  # fields that it refuses by name
@@ -76,7 +77,7 @@ class PlainServer:
             self.num_open -= 1
         if self.is_cut_off:
             return
-        last: dict[str, Any] = {"choices": [{"delta": {}, "finish_reason": "stop"}]}
+        last: dict[str, Any] = {"choices": [{"delta": {}, "finish_reason": self.finish_reason}]}
         if self.figures is not None:
             last["hippo"] = self.figures
             if body.get("return_token_ids"):

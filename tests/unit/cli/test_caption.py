@@ -82,6 +82,13 @@ def test_the_lines_of_a_model_that_thinks_have_its_thoughts_apart(
     assert all(body["chat_template_kwargs"] == {"enable_thinking": False} for body in plain.bodies)
 
 
+def test_a_thought_that_took_all_tokens_is_no_answer(folder: Path, tmp_path: Path) -> None:
+    out = tmp_path / "captions.jsonl"
+    with serving(PlainServer(thought="Hm, ", pieces=[], finish_reason="length")) as plain:
+        main(_command(plain, folder, out))
+    assert all("raise it, or --no-thinking" in line["error"] for line in _lines(out))
+
+
 @pytest.mark.parametrize("is_terminal", [True, False])
 def test_a_thought_is_dim_on_a_terminal(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, is_terminal: bool

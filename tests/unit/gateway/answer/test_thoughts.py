@@ -143,3 +143,13 @@ def test_events_tell_which_tokens_are_the_thoughts() -> None:
     told: list[dict[str, Any]] = log.take_events()[-1]["tokens"]
     texts = [(token["text"], token.get("is_thought", False)) for token in told]
     assert texts == [("", True), ("a", True), ("", True), ("b", False), (BEGIN, False)]
+
+
+def test_the_event_of_an_end_within_a_thought_is_the_thoughts() -> None:
+    tokenizer = TOKENIZERS["bytes"]
+    log = EventLog(TokenBytes(tokenizer), 0, lambda: None)
+    log.add_prompt("target", PromptInfo(b"", 9, 0, is_thinking=True), 0)
+    ids = (*tokenizer.encode("€").ids[:-1], SPECIAL_ID)
+    log.add_verdict(Verdict(0, 0, ids, finish_reason=FinishReason.STOP), 0, num_tokens=len(ids))
+    (*_, last) = log.take_events()[-1]["tokens"]
+    assert (last["text"], last.get("is_thought")) == ("\ufffd", True)

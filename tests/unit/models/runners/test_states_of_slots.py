@@ -88,6 +88,14 @@ def test_the_same_question_goes_on_at_its_end(hybrid: CachedModel) -> None:
     assert_close(prefill(hybrid, 1, prompt, num_reused=num_reused, is_blind=True), expected)
 
 
+def test_a_text_goes_on_before_its_last_row(hybrid: CachedModel) -> None:
+    prompt = prepare(hybrid, user("what is in the thing?"))
+    expected, end = prefill(hybrid, 1, prompt), prompt.length - 1
+    hybrid.forward(step(1, 0, 40, 41, 42))
+    assert hybrid.reusable_rows(1, end) == end
+    assert_close(prefill(hybrid, 1, prompt, num_reused=end), expected)
+
+
 def test_a_second_turn_goes_on_behind_the_answer(hybrid: CachedModel) -> None:
     turns = [
         *user(0, "what?"),
